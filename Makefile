@@ -1,0 +1,38 @@
+# make demo   sets up (once) and runs the quickstart
+# make test   sets up (once) and runs every check
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test quick lint clean
+
+demo: .venv/demo.stamp
+	$(BIN)/codecl run
+
+test: lint
+	$(BIN)/python -m pytest
+
+quick: .venv/dev.stamp
+	$(BIN)/python -m pytest -m "not slow" -x -q
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "codecl needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv .venv
+
+.venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "setting up .venv (once; a few minutes) ..."
+	$(INSTALL) -e .
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "setting up .venv with the checks (once; a few minutes) ..."
+	$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/demo.stamp

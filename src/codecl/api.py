@@ -1,0 +1,253 @@
+"""The library: `fit` your own module on your own tasks, `load` what was learned, `run` a config."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from codecl import record, stream, topology
+from codecl.agents import Parameters
+from codecl.config import RunConfig, merge, validate
+from codecl.errors import ConfigError, DataError
+from codecl.events import Event
+from codecl.exchange import Simulated, digest
+from codecl.layers import Survey, survey, without_running_statistics
+from codecl.models import MODELS
+from codecl.registry import lookup
+from codecl.seeding import derive, spawn
+from codecl.stream import STREAMS, Task, TaskData
+from codecl.train import Setup, State, train
+
+OnEvent = Callable[[Event], None]
+
+
+class Result(NamedTuple):
+    """A run that ended: its metrics and its folder, and the model of each task."""
+
+    metrics: dict[str, Any]
+    folder: Path
+    trained: bool  # False: the folder held this very run already
+    module: nn.Module  # as given
+
+    def model(self, task: int = -1) -> nn.Module:
+        """The trained module with the head of this task (from 0; -1: the last), ready for inference."""
+        tasks = len(self.metrics["accuracy_matrix"])
+        return load(self.folder, range(tasks)[task], self.module)
+
+
+def fit(
+    model: nn.Module,
+    tasks: Sequence[Task],
+    *,
+    agents: int = 4,
+    topology: str = "ring",
+    method: str = "codec",
+    head: str | None = "auto",
+    dense: Collection[str] = (),
+    frozen: Collection[str] = (),
+    seed: int = 0,
+    name: str = "fit",
+    out: str | Path = "runs",
+    device: str = "auto",
+    again: bool = False,
+    on_event: OnEvent | None = None,
+    **settings: Any,
+) -> Result:
+    """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
+
+    The module's own code is not changed, nor are its weights: the result holds a trained copy. `settings` are fields of
+    the config, nested (`train={"epochs": 5}`, `growth={"threshold": 0.95}`, `dtype="float64"`). A call that was made
+    before (same model, weights, data and settings) gives back the recorded run; `again=True` repeats it."""
+    tasks = [task._replace(train=stream.tensors(task.train), test=stream.tensors(task.test)) for task in tasks]
+    if not tasks:
+        raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
+    fields = {
+        "preset": name,
+        "seed": seed,
+        "agents": agents,
+        "topology": topology_fields(topology),
+        "method": {"name": method},
+        "head": head,
+        "dense": tuple(dense),
+        "frozen": tuple(frozen),
+        "model": {"name": "own", "digest": digest(dict(model.state_dict()))[:16], "type": type(model).__name__},
+        "data": {"stream": "own", "digest": _digest(tasks)},
+    }
+    config = validate(merge(fields, settings))
+    return run(config, out=Path(out), device=device, again=again, on_event=on_event, module=model, tasks=tasks)
+
+
+def topology_fields(name: str) -> dict[str, Any]:
+    return dict(topology.from_name(name))
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: Path = Path("runs"),
+    device: str = "auto",
+    again: bool = False,
+    on_event: OnEvent | None = None,
+    module: nn.Module | None = None,
+    tasks: Sequence[Task] | None = None,
+) -> Result:
+    """Run a config and record it, or give back the run that is recorded already.
+
+    `module` and `tasks` replace those that the config names."""
+    folder = record.folder_of(config, out)
+    place = device_of(device)
+    dealt = deal(config, tasks, place)
+    module = module if module is not None else build_model(config, dealt)
+    done = record.claim(folder, config, again)
+    if done is not None:
+        return Result(done, folder, False, module)
+    setup, state = assemble(config, module, dealt, place)
+    labels = {
+        "benchmark": config.preset,
+        "method": config.method.name,
+        "agents": config.agents,
+        "topology": config.topology.name,
+        "seed": config.seed,
+        "tasks": len(dealt),
+    }
+    book = record.Record(folder, config, labels, setup.method.each_task_alone)
+    book.environment(place)
+    facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
+    book.fact({"kind": "run", **labels, **facts})
+    finished = False
+    try:
+        for event in _following(train(setup, state), on_event):
+            book.event(event)
+        finished = True
+    finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
+        results = book.close("complete" if finished else "partial")
+    return Result(results, folder, True, module)
+
+
+def _following(events: Iterator[Event], on_event: OnEvent | None) -> Iterator[Event]:
+    for event in events:
+        yield event
+        if on_event is not None:
+            on_event(event)
+
+
+def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
+    """The tasks of a config on the device, checked, with a shard for each agent."""
+    source = tasks if tasks is not None else lookup("data.stream", STREAMS, config.data.stream)()
+    dtype = getattr(torch, config.dtype)
+    dealt = [TaskData(i, task, config.agents, config.seed, dtype, device) for i, task in enumerate(source)]
+    for data in dealt:
+        data.steps(config.train.batch)
+    return dealt
+
+
+def build_model(config: RunConfig, tasks: Sequence[TaskData]) -> nn.Module:
+    """A fresh module with initial weights from the seed; the caller's generator is left as it was."""
+    shape, classes = tuple(tasks[0].train[0].shape[1:]), tasks[0].classes
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(config.seed, "weights"))
+        builder = lookup("model", MODELS, config.model.name)
+        module: nn.Module = builder(shape, classes, **config.model.options)
+    return module
+
+
+def assemble(
+    config: RunConfig, module: nn.Module, tasks: Sequence[TaskData], device: torch.device
+) -> tuple[Setup, State]:
+    """Build and check everything that the loop needs."""
+    dtype = getattr(torch, config.dtype)
+    graph = topology.build(config.topology, config.agents, config.seed)
+    own = without_running_statistics(copy.deepcopy(module)).to(device, dtype)
+    sample = tasks[0].prepare(tasks[0].train[0][:2])
+    places = survey(own, sample, config.head, config.dense, config.frozen)
+    if isinstance(config.growth.images, tuple):
+        config.growth.by_layer(places.layers, shared_by=1)
+    values = {name: parameter.detach().clone() for name, parameter in own.named_parameters()}
+    first_head = {name: values.pop(name) for name in places.head}
+    heads = [_head(places, first_head, data, config.seed) for data in tasks]
+    setup = Setup(
+        module=own,
+        survey=places,
+        tasks=tasks,
+        heads=heads,
+        topology=graph,
+        exchange=Simulated(graph, dtype, device),
+        method=config.method.build(),
+        train=config.train,
+        growth=config.growth,
+        seed=config.seed,
+    )
+    _check_classes(setup)
+    torch.manual_seed(derive(config.seed, "dropout"))  # nn.Dropout takes no generator of ours
+    return setup, State(values, (), {})
+
+
+def _head(places: Survey, given: Parameters, data: TaskData, seed: int) -> Parameters:
+    """A task's head: a copy of the given one, drawn anew from the seed where the task has another number of classes."""
+    if not given or next(iter(given.values())).shape[0] == data.classes:
+        return {name: value.clone() for name, value in given.items()}
+    generator = spawn(seed, "head", data.index)
+    width = max(value.shape[-1] for value in given.values() if value.ndim == 2)
+    out = {}
+    for name, value in given.items():  # as nn.Linear does it
+        drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-(width**-0.5), width**-0.5, generator=generator)
+        out[name] = drawn.to(value)
+    return out
+
+
+def _check_classes(setup: Setup) -> None:
+    """One head for all tasks has to have a place for every class."""
+    if setup.survey.head:
+        return
+    with torch.no_grad():
+        outputs = setup.module(setup.tasks[0].prepare(setup.tasks[0].train[0][:2])).shape[-1]
+    for data in setup.tasks:
+        if data.classes > outputs:
+            raise ConfigError(
+                f"head: null shares one head of {outputs} outputs, but task {data.name!r} has {data.classes} classes"
+            )
+
+
+def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:
+    """The module of a run with the head of `task` (from 0), ready for inference. `model`: yours, if the run's was."""
+    path = Path(folder)
+    config = record.read_config(path)
+    if model is None:
+        if config.model.name == "own":
+            raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")
+        model = build_model(config, deal(config, None, torch.device("cpu")))
+    body, head = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
+    if not body.is_file() or not head.is_file():
+        raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
+    module = without_running_statistics(copy.deepcopy(model)).to(getattr(torch, config.dtype))
+    for name, value in {**load_file(body), **load_file(head)}.items():
+        owner, _, attribute = name.rpartition(".")
+        part = module.get_submodule(owner)
+        setattr(part, attribute, nn.Parameter(value, requires_grad=getattr(part, attribute).requires_grad))
+        if isinstance(part, nn.Linear) and attribute == "weight":
+            part.out_features = value.shape[0]
+    return module.eval()
+
+
+def device_of(name: str) -> torch.device:
+    """auto: a GPU where there is one."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device: {name!r} is not one of auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for but PyTorch sees no GPU; use --device auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    out = hashlib.sha256()
+    for task in tasks:
+        images, labels = stream.tensors(task.train)
+        held, truth = stream.tensors(task.test)
+        out.update(digest({"train": images, "labels": labels, "test": held, "truth": truth}).encode())
+        out.update(repr((task.classes, task.mean, task.std)).encode())
+    return out.hexdigest()[:16]

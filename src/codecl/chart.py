@@ -1,0 +1,145 @@
+"""Charts: anchor + free basis. Pure algebra, no agents, no tasks; each law is a test of the same name.
+
+    W = anchor + c freeᵀ         the gradient by c is g · free: already the projected gradient (Algorithm 1, line 6)
+
+Shapes: G groups of a convolution (1 elsewhere), O outputs of a group, N inputs, F free directions (of the group that
+has most), D coordinates of this chart in a row, R rows of activations, P images or patches.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SLACK = 1e-12  # of the energy: what float64 may get wrong when a tail is compared with the budget
+
+
+class Chart(NamedTuple):
+    """A layer's weights as coordinates. Without `free` the coordinates are the weights themselves (O = I)."""
+
+    anchor_GON: Tensor
+    free_GNF: Tensor | None  # columns past a group's own dimension are zero
+    dims: tuple[int, ...]  # free directions of each group
+    spread_GF: Tensor | None  # where groups differ: the place of each padded column among the real ones
+
+
+def whole(weight_GON: Tensor) -> Chart:
+    """The chart of a layer that is free as a whole."""
+    groups, _, inputs = weight_GON.shape
+    return Chart(weight_GON, None, (inputs,) * groups, None)
+
+
+def chart(anchor_GON: Tensor, bases_G: Sequence[Tensor]) -> Chart:
+    """The chart with this anchor and a basis [N, F] a group."""
+    dims = tuple(basis.shape[1] for basis in bases_G)
+    widest = max(dims)
+    free = torch.stack([functional.pad(basis, (0, widest - basis.shape[1])) for basis in bases_G])
+    spread = None
+    if len(set(dims)) > 1:
+        column = torch.arange(widest)
+        starts = torch.tensor([sum(dims[:g]) for g in range(len(dims))])
+        real = column < torch.tensor(dims)[:, None]
+        spread = torch.where(real, starts[:, None] + column, sum(dims)).to(anchor_GON.device)
+    return Chart(anchor_GON, free.to(anchor_GON), dims, spread)
+
+
+def size(chart: Chart) -> int:
+    """How many coordinates: what a message carries for this layer."""
+    return chart.anchor_GON.shape[1] * sum(chart.dims)
+
+
+def start(chart: Chart) -> Tensor:
+    """The coordinates of the anchor. Law: decode(start(chart), chart) == anchor."""
+    if chart.free_GNF is None:
+        return chart.anchor_GON.flatten()
+    return chart.anchor_GON.new_zeros(size(chart))
+
+
+def decode(coords_D: Tensor, chart: Chart) -> Tensor:
+    """Weights [G, O, N] at these coordinates. Law: encode(decode(c), chart) == c."""
+    if chart.free_GNF is None:
+        return coords_D.view_as(chart.anchor_GON)
+    if size(chart) == 0:
+        return chart.anchor_GON
+    coords_GOF = unflatten(coords_D, chart)
+    if len(chart.dims) == 1:  # two dimensions let agents share one matrix product
+        return (chart.anchor_GON[0] + coords_GOF[0] @ chart.free_GNF[0].mT)[None]
+    return chart.anchor_GON + coords_GOF @ chart.free_GNF.mT
+
+
+def encode(weight_GON: Tensor, chart: Chart) -> Tensor:
+    """Coordinates of these weights. Law: decode(encode(W), chart) == W for W - anchor in the free space."""
+    if chart.free_GNF is None:
+        return weight_GON.flatten()
+    return flatten((weight_GON - chart.anchor_GON) @ chart.free_GNF, chart)
+
+
+def project(grad_GON: Tensor, chart: Chart) -> Tensor:
+    """The part of a gradient inside the free space, g O Oᵀ = g - g M Mᵀ. Law: project is idempotent and symmetric."""
+    return grad_GON if chart.free_GNF is None else grad_GON @ chart.free_GNF @ chart.free_GNF.mT
+
+
+def unflatten(coords_D: Tensor, chart: Chart) -> Tensor:
+    """Coordinates in a row -> [G, O, F], padded with zeros where groups differ. Law: flatten undoes it."""
+    outputs = chart.anchor_GON.shape[1]
+    if chart.spread_GF is None:
+        return coords_D.view(len(chart.dims), outputs, -1)
+    columns_SO = coords_D.view(-1, outputs)
+    padded_SO = torch.cat([columns_SO, columns_SO.new_zeros(1, outputs)])
+    return padded_SO[chart.spread_GF].mT
+
+
+def flatten(coords_GOF: Tensor, chart: Chart) -> Tensor:
+    """[G, O, F] -> coordinates in a row, the padding left out."""
+    if chart.spread_GF is None:
+        return coords_GOF.flatten()
+    return torch.cat([coords.mT[:dim].flatten() for coords, dim in zip(coords_GOF, chart.dims, strict=True)])
+
+
+def factored(rows_RN: Tensor, coords_OF: Tensor, chart: Chart, bias: bool) -> Tensor:
+    """A linear layer without building its weight: y = x W0ᵀ + (x O) cᵀ.
+
+    Law: factored(x, c) == linear(x, decode(c)). With `bias` the last input is the constant 1 and x leaves it out."""
+    assert chart.free_GNF is not None
+    anchor_ON, free_NF = chart.anchor_GON[0], chart.free_GNF[0]
+    if bias:
+        inside = functional.linear(rows_RN, free_NF[:-1].mT, free_NF[-1])
+        return functional.linear(rows_RN, anchor_ON[:, :-1], anchor_ON[:, -1]) + functional.linear(inside, coords_OF)
+    return functional.linear(rows_RN, anchor_ON) + functional.linear(functional.linear(rows_RN, free_NF.mT), coords_OF)
+
+
+def factored_pays(rows: int, outputs: int, inputs: int, free: int) -> bool:
+    """Whether `factored` costs fewer multiplications than building W, forward and backward."""
+    building = 3 * rows * outputs * inputs + 2 * outputs * inputs * free
+    factoring = rows * (2 * outputs * inputs + 2 * inputs * free + 3 * outputs * free)
+    return free > 0 and factoring < building
+
+
+def orthonormal(free_NF: Tensor) -> Tensor:
+    """The orthonormal basis nearest to this one, in float64 (polar factor): undoes the rounding of a flooded basis."""
+    free = free_NF.double()
+    values, vectors = torch.linalg.eigh(free.mT @ free)
+    return free @ (vectors * values.rsqrt()) @ vectors.mT
+
+
+def moment(columns_NP: Tensor, free_NF: Tensor) -> tuple[Tensor, Tensor]:
+    """(OᵀRRᵀO, ‖R‖²) of these columns, in float64. Law: moments of parts add up to the moment of the whole."""
+    columns = columns_NP.double()
+    inside_FP = free_NF.double().mT @ columns
+    return inside_FP @ inside_FP.mT, columns.square().sum()
+
+
+def grow(free_NF: Tensor, moment_FF: Tensor, energy: Tensor, threshold: float) -> Tensor:
+    """The free basis that is left when the directions that matter join the core, in float64.
+
+    Kept are the eigenvectors of the smallest eigenvalues that together hold at most (1 - ε) ‖R‖²: the rest, the core
+    directions found before included, then holds at least ε of the energy, with no direction to spare.
+    Laws: the new basis is orthonormal and inside the old free space; energy kept >= ε and minimal."""
+    if free_NF.shape[1] == 0 or energy <= 0:
+        return free_NF
+    values_F, vectors_FF = torch.linalg.eigh((moment_FF + moment_FF.mT) / 2)
+    tail_F = values_F.clamp(min=0).cumsum(0)
+    kept = int((tail_F <= ((1 - threshold) + SLACK) * energy).sum())
+    return free_NF.double() @ vectors_FF[:, :kept]

@@ -1,0 +1,195 @@
+"""RunConfig: everything that decides a run's numbers, assembled from the parts that live beside their owners."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from codecl.errors import ConfigError
+from codecl.growth import GrowthConfig
+from codecl.methods import METHODS, Method
+from codecl.models import MODELS
+from codecl.registry import lookup, near
+from codecl.stream import StreamConfig
+from codecl.topology import TopologyConfig
+from codecl.train import TrainConfig
+
+Fields = Mapping[str, Any]
+
+
+class Choice(BaseModel):
+    """A name and the options of the thing it names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class MethodChoice(Choice):
+    """Any method of the table or a user's own, its options checked and completed by the method itself."""
+
+    def build(self) -> Method:
+        kind = lookup("method", METHODS, self.name)
+        if not (inspect.isclass(kind) and issubclass(kind, Method)):
+            raise ConfigError(f"method: {self.name!r} is not a codecl Method class")
+        method: Method = _validated(kind, self.options, "method")
+        return method
+
+
+class ModelChoice(Choice):
+    """Any model of the table or a user's own function of (shape, classes, **options)."""
+
+    def check(self) -> None:
+        if self.name == "own":
+            return
+        known = list(inspect.signature(lookup("model", MODELS, self.name)).parameters)[2:]
+        for option in self.options:
+            if option not in known:
+                raise ConfigError(
+                    f"model.{option}: {self.name} has no such option; there are {', '.join(known) or 'none'}"
+                )
+
+
+class RunConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str = Field("quickstart", description="the benchmark's name")
+    seed: int = Field(0, ge=0, description="of everything random")
+    dtype: Literal["float32", "float64"] = "float32"
+    agents: int = Field(4, ge=1, le=4096)
+    topology: TopologyConfig = TopologyConfig()
+    data: StreamConfig = StreamConfig()
+    model: ModelChoice = ModelChoice(name="convnet")
+    head: str | None = Field(
+        "auto", description="the Linear each task has of its own; auto: the last called; null: shared"
+    )
+    dense: tuple[str, ...] = Field((), description="parameters that train whole in every task, and may forget")
+    frozen: tuple[str, ...] = Field((), description="parameters that train in the first task only")
+    method: MethodChoice = MethodChoice(name="codec")
+    growth: GrowthConfig = GrowthConfig()
+    train: TrainConfig = TrainConfig()
+
+    @field_validator("topology", "method", "model", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def digest(self) -> str:
+        """Of everything but the seed: runs that differ in their seed alone belong together."""
+        text = json.dumps(self.model_dump(mode="json", exclude={"seed"}), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def dump(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class Preset(NamedTuple):
+    """A named starting point: fields, what single methods change in them, and which methods it runs by default."""
+
+    name: str
+    about: str
+    fields: Fields
+    by_method: Mapping[str, Fields]
+    methods: tuple[str, ...]
+
+
+def presets() -> dict[str, str]:
+    """Names of the presets inside the package -> what they are."""
+    folder = resources.files("codecl") / "presets"
+    names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return {name: preset(name).about for name in names}
+
+
+def preset(name: str) -> Preset:
+    file = resources.files("codecl") / "presets" / f"{name}.yaml"
+    if not file.is_file():
+        known = presets()
+        raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
+    raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    about, by_method, methods = raw.pop("about"), raw.pop("by_method", {}), tuple(raw.pop("methods"))
+    return Preset(name, about, {**raw, "preset": name}, by_method, methods)
+
+
+def resolve(start: Preset, changes: Fields) -> RunConfig:
+    """The config of a preset with these changes (nested fields)."""
+    method = changes.get("method", {}).get("name", start.fields.get("method", {}).get("name", start.methods[0]))
+    fields = merge(start.fields, {"method": {"name": method}})
+    fields = merge(fields, start.by_method.get(method, {}))
+    return validate(merge(fields, changes))
+
+
+def validate(fields: Fields) -> RunConfig:
+    """The config with these fields, every option of its method filled in; ConfigError names the first that is off."""
+    config: RunConfig = _validated(RunConfig, fields, "")
+    config.model.check()
+    options = config.method.build().model_dump(mode="json")
+    return config.model_copy(update={"method": MethodChoice(name=config.method.name, **options)})
+
+
+def merge(base: Fields, changes: Fields) -> dict[str, Any]:
+    """Nested fields of `base` with those of `changes` put over them. A changed `name` drops the options of the old."""
+    out = dict(base)
+    for key, value in changes.items():
+        before = out.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            renamed = key in ("method", "model") and value.get("name", before.get("name")) != before.get("name")
+            out[key] = merge({} if renamed else before, value)
+        else:
+            out[key] = value
+    return out
+
+
+def setting(text: str) -> dict[str, Any]:
+    """`train.rate=0.05` -> {"train": {"rate": 0.05}}. Values are YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {text!r}: write it as field=value, for example --set train.rate=0.05")
+    try:
+        out: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text!r}: the value is not readable: {str(error).splitlines()[0]}") from error
+    for key in reversed(path.strip().split(".")):
+        out = {key: out}
+    return dict(out)
+
+
+def difference(a: RunConfig, b: RunConfig) -> list[str]:
+    """Fields in which two configs differ, as `field: a, b`."""
+
+    def flat(value: Any, path: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {path: value}
+        return {k: v for key, part in value.items() for k, v in flat(part, f"{path}.{key}".strip(".")).items()}
+
+    left, right = flat(a.model_dump(mode="json")), flat(b.model_dump(mode="json"))
+    return [f"{k}: {left.get(k)}, {right.get(k)}" for k in left | right if left.get(k) != right.get(k)]
+
+
+def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in ((prefix, *first["loc"]) if prefix else first["loc"]))
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(f"{place}: {_said(kind, first)}{more}") from error
+
+
+def _said(kind: Any, error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        owner = kind
+        for part in error["loc"][:-1]:
+            owner = owner.model_fields[part].annotation
+        known = dict.fromkeys(owner.model_fields)
+        return f"there is no such field{near(str(error['loc'][-1]), known)}; there are {', '.join(known) or 'none'}"
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    return f"{error['input']!r} is not allowed: {message}"

@@ -1,0 +1,1 @@
+"""Data sets: those inside the package."""

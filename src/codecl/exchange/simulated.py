@@ -1,0 +1,57 @@
+"""All agents in one process, on one device: a gossip round is one product with the mixing matrix."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from codecl.exchange.base import Tensors, Traffic, digest, nbytes
+from codecl.topology import Topology
+
+
+class Mixed(NamedTuple):
+    """A round that is done as soon as it is started."""
+
+    rows_AD: Tensor
+
+    def wait(self) -> Tensor:
+        return self.rows_AD
+
+
+class Simulated:
+    """Law: W_mix keeps the mean of the rows."""
+
+    def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> None:
+        self.topology = topology
+        self.agents: Sequence[int] = range(topology.agents)
+        self._mixing_AA = torch.from_numpy(topology.mixing).to(device, dtype)
+        self._traffic = Traffic()
+
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Mixed:
+        self._traffic = self._traffic.plus(kind, len(self.topology.edges), nbytes(rows_AD[0]))
+        return Mixed(self._mixing_AA @ rows_AD)
+
+    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        sums = [dict(part) for part in parts]
+        for parent, child in reversed(self.topology.tree_to(root)):
+            for name, tensor in sums[child].items():
+                self._traffic = self._traffic.plus("pool", 1, nbytes(tensor))
+                sums[parent][name] = sums[parent][name] + tensor
+        return sums[root]
+
+    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
+        assert payload is not None, "all agents live here, the root too"
+        sends = len(self.topology.tree(root))
+        self._traffic = self._traffic.plus("flood", sends, sum(map(nbytes, payload.values())))
+        return dict(payload), digest(payload)
+
+    def consensus_error(self, rows_AD: Tensor) -> float:
+        return float((rows_AD - rows_AD.mean(0)).square().sum(1).mean())
+
+    def gather(self, rows_A: Tensor) -> Tensor:
+        return rows_A
+
+    def take_traffic(self) -> Traffic:
+        taken, self._traffic = self._traffic, Traffic()
+        return taken

@@ -1,0 +1,293 @@
+"""Which weights of any nn.Module carry coordinates, and their inputs as columns. No change to the module's code.
+
+Calls of linear and convolution are watched as they happen, so a weight is known by its use: padding modes, weights that
+are used twice and weights that are used in ways we cannot follow show themselves.
+
+Shapes: G groups, O outputs of a group, N inputs (the bias is one more input that is always 1), P patches or rows.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from codecl.errors import ConfigError
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
+
+
+class Use(NamedTuple):
+    """One call of a linear or convolution, as it was made."""
+
+    kind: str
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: int = 1
+
+
+class Layer(NamedTuple):
+    """A weight (and bias) that carries coordinates."""
+
+    name: str
+    weight: str
+    bias: str | None
+    shape: torch.Size  # of the weight
+    groups: int
+    rows: int  # how many rows or patches an image gives it
+    linear: bool  # an nn.Linear with a weight of its own, called as such: it may take the factored form
+
+    def join(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Parameters -> W [G, O, N]. Law: split undoes it."""
+        weight = parameters[self.weight].reshape(self.groups, self.shape[0] // self.groups, -1)
+        if self.bias is None:
+            return weight
+        return torch.cat([weight, parameters[self.bias].reshape(self.groups, -1, 1)], -1)
+
+    def split(self, weight_GON: Tensor) -> dict[str, Tensor]:
+        """W [G, O, N] -> parameters."""
+        if self.bias is None:
+            return {self.weight: weight_GON.reshape(self.shape)}
+        return {
+            self.weight: weight_GON[..., :-1].reshape(self.shape),
+            self.bias: weight_GON[..., -1].reshape(self.shape[0]),
+        }
+
+
+class Survey(NamedTuple):
+    """Every parameter of a module in its place."""
+
+    layers: tuple[Layer, ...]  # carry coordinates, in the order of their first call
+    head: tuple[str, ...]  # parameters that each task has of its own
+    dense: tuple[str, ...]  # train whole in every task
+    first: tuple[str, ...]  # train in the first task only: norms, and what the user calls frozen
+    constant: tuple[str, ...]  # never train (requires_grad is off)
+    aliases: Mapping[str, str]  # a second name of a shared parameter -> its first
+
+
+def survey(
+    module: nn.Module,
+    images: Tensor,
+    head: str | None = "auto",
+    dense: Collection[str] = (),
+    frozen: Collection[str] = (),
+) -> Survey:
+    """Find the place of every parameter by running `images` through the module once.
+
+    `head` names the Linear that each task has of its own ("auto": the last one called; None: one head for all tasks,
+    constrained like any layer)."""
+    uses, strangers = _watch(module, images)
+    names = dict(module.named_parameters(remove_duplicate=False))
+    first_name: dict[int, str] = {}
+    aliases = {}
+    for name, parameter in names.items():
+        known = first_name.setdefault(id(parameter), name)
+        if known != name:
+            aliases[name] = known
+    _known("dense", dense, names)
+    _known("frozen", frozen, names)
+    asked = {aliases.get(name, name) for name in (*dense, *frozen)}
+
+    layers: dict[str, Layer] = {}
+    refused: dict[str, str] = {}
+    for use in uses:
+        layer = _layer(module, use, first_name, len(images), tied=set(aliases.values()))
+        if layer is None or layer.weight in asked:
+            continue
+        before = layers.get(layer.weight, layer)
+        if (layer.bias, layer.groups) != (before.bias, before.groups):
+            refused[layer.weight] = "is used with different biases or groups"
+        layers[layer.weight] = before._replace(rows=before.rows + (layer.rows if before is not layer else 0))
+    for identity, how in strangers.items():
+        refused[first_name[identity]] = f"is also used by {how}(), which codecl cannot follow"
+
+    head_names = _head(module, head, [first_name[id(use.weight)] for use in uses if use.kind == "linear"], aliases)
+    places = _place(module, layers, head_names, set(dense), asked)
+    for name in (n for layer in layers.values() for n in (layer.weight, layer.bias) if n in refused):
+        raise ConfigError(f"model: parameter {name!r} {refused[str(name)]}; {_OFFER.format(name=name)}")
+    kept = tuple(layer for layer in layers.values() if places[layer.weight] == "layer")
+
+    def named(place: str) -> tuple[str, ...]:
+        return tuple(name for name, where in places.items() if where == place)
+
+    return Survey(kept, named("head"), named("dense"), named("first"), named("constant"), aliases)
+
+
+_OFFER = (
+    "name it in dense=[{name!r}] (always sent whole, may forget) or frozen=[{name!r}] (trains in the first task only)"
+)
+
+
+def _place(
+    module: nn.Module, layers: Mapping[str, Layer], head: Collection[str], dense: set[str], asked: set[str]
+) -> dict[str, str]:
+    """The place of each parameter: layer, head, dense, first or constant. One that has none is an error."""
+    carried = {name for layer in layers.values() for name in (layer.weight, layer.bias) if name}
+    norms = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        if isinstance(part, NORMS)
+        for name, _ in part.named_parameters(recurse=False)
+    }
+    places = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            places[name] = "constant"
+        elif name in head:
+            places[name] = "head"
+        elif name in asked:
+            places[name] = "dense" if name in dense else "first"
+        elif name in carried:
+            places[name] = "layer"
+        elif name in norms:
+            places[name] = "first"
+        else:
+            owner = type(module.get_submodule(name.rpartition(".")[0])).__name__
+            raise ConfigError(
+                f"model: parameter {name!r} (of {owner}) is not the weight or bias of a Linear, Conv1d, Conv2d or norm"
+                f" layer that was called; {_OFFER.format(name=name)}"
+            )
+    return places
+
+
+def _layer(module: nn.Module, use: Use, names: Mapping[int, str], images: int, tied: set[str]) -> Layer | None:
+    """The layer behind a call, None where its weight does not train."""
+    weight = names.get(id(use.weight))
+    if weight is None or not use.weight.requires_grad:
+        return None
+    trains = use.bias is not None and use.bias.requires_grad
+    bias = names.get(id(use.bias)) if trains else None
+    owner = weight.rpartition(".")[0]
+    rows = _columns(use).shape[-1] // images
+    plain = type(module.get_submodule(owner)) is nn.Linear and weight not in tied and (trains or use.bias is None)
+    return Layer(owner or weight, weight, bias, use.weight.shape, use.groups, rows, plain)
+
+
+def _head(module: nn.Module, head: str | None, called: list[str], aliases: Mapping[str, str]) -> set[str]:
+    """The parameters of the head."""
+    if head is None:
+        return set()
+    if head == "auto":
+        if not called:
+            raise ConfigError("head: the model calls no Linear layer to take as head; pass head=None to share one head")
+        head = called[-1].rpartition(".")[0]
+    linear = dict(module.named_modules()).get(head)
+    if not isinstance(linear, nn.Linear):
+        found = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        raise ConfigError(f"head: {head!r} is not a Linear layer of the model; there are {', '.join(found) or 'none'}")
+    names = {f"{head}.{name}" for name, _ in linear.named_parameters()}
+    if names & (set(aliases) | set(aliases.values())):
+        raise ConfigError(f"head: {head!r} shares its weight with another layer; pass head=None or another head")
+    return names
+
+
+def _known(field: str, asked: Collection[str], names: Mapping[str, Any]) -> None:
+    for name in asked:
+        if name not in names:
+            raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(names)}")
+
+
+class _Watch(TorchFunctionMode):
+    """Reports each linear or convolution, and every other function that takes a watched tensor and gives a tensor."""
+
+    def __init__(self, on_use: Callable[[Use], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
+        super().__init__()
+        self.on_use, self.on_other = on_use, on_other
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in CALLS:
+            use = Use(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
+            self.on_use(use)
+        elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            name = getattr(func, "__name__", str(func))
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.on_other(getattr(func, "__self__", func).__name__ if name == "__get__" else name, tensors)
+        return result
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode (no dropout), every part put back as it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _watch(module: nn.Module, images: Tensor) -> tuple[list[Use], dict[int, str]]:
+    """(calls in order, parameters that were used some other way and how)."""
+    uses: list[Use] = []
+    strangers: dict[int, str] = {}
+    parameters = {id(parameter) for parameter in module.parameters()}
+
+    def other(function: str, tensors: list[Tensor]) -> None:
+        strangers.update({id(tensor): function for tensor in tensors if id(tensor) in parameters})
+
+    with torch.no_grad(), evaluating(module), _Watch(uses.append, other):
+        module(images)
+    return uses, strangers
+
+
+def record(
+    run: Callable[[], Any], layers: Collection[Layer], parameters: Mapping[str, Tensor]
+) -> list[tuple[Layer, Use]]:
+    """Each use of these layers' weights while `run` uses `parameters`. A weight that is used twice shows up twice."""
+    by_weight = {id(parameters[layer.weight]): layer for layer in layers}
+    uses: list[Use] = []
+    with torch.no_grad(), _Watch(uses.append, lambda *_: None):
+        run()
+    return [(by_weight[id(use.weight)], use) for use in uses if id(use.weight) in by_weight]
+
+
+def columns(layer: Layer, use: Use, part: float = 1.0) -> Tensor:
+    """The inputs of a use as columns [G, N, P], of the first `part` of its images; the constant 1 for a bias last."""
+    some = use._replace(inputs=use.inputs[: round(len(use.inputs) * part)])
+    columns_GNP = _columns(some)
+    if layer.bias is None:
+        return columns_GNP
+    return torch.cat([columns_GNP, torch.ones_like(columns_GNP[:, :1])], 1)
+
+
+def _columns(use: Use) -> Tensor:
+    """A call's inputs as columns [G, N, P], padding included, the bias not."""
+    if use.kind == "linear":
+        return use.inputs.reshape(-1, use.inputs.shape[-1]).mT[None]
+    size = tuple(use.weight.shape[2:])
+    stride, dilation = _each(use.stride, len(size)), _each(use.dilation, len(size))
+    if use.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        margins = [(total // 2, total - total // 2) for total in totals]
+    else:
+        margins = [(p, p) for p in _each(0 if use.padding == "valid" else use.padding, len(size))]
+    inputs = functional.pad(use.inputs, [side for margin in reversed(margins) for side in margin])
+    if len(size) == 1:  # a 1-d convolution is a 2-d one of height 1
+        inputs, size, stride, dilation = inputs.unsqueeze(-2), (1, *size), (1, *stride), (1, *dilation)
+    patches_BNP = functional.unfold(inputs, size, dilation=dilation, stride=stride)
+    batch, _, patches = patches_BNP.shape
+    return patches_BNP.reshape(batch, use.groups, -1, patches).permute(1, 2, 0, 3).flatten(2)
+
+
+def _each(value: Any, dimensions: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (int(value),) * dimensions
+
+
+def without_running_statistics(module: nn.Module) -> nn.Module:
+    """Batch and instance norms use the statistics of their batch and keep none. Changes the module in place."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+    return module

@@ -1,0 +1,67 @@
+"""What a method decides: what is free, how a step changes the coordinates, what is remembered when a task ends.
+
+Everything else (batches, gossip, agreement, flood, digests, metrics) is the loop's, the same for all methods.
+Shapes: A agents of this process, D coordinates of an agent.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from codecl.agents import Agents, Layout
+from codecl.exchange import Exchange
+from codecl.growth import GrowthConfig
+from codecl.layers import Layer
+from codecl.stream import TaskData
+
+Memory = Mapping[str, Tensor]  # what a method keeps between tasks; flooded, so equal at every agent, bit for bit
+
+
+class TaskEnd(NamedTuple):
+    """What a method may look at when a task ends, after agreement and before the flood."""
+
+    data: TaskData
+    module: nn.Module  # as given, for evaluation
+    agents: Agents  # for gradients
+    coords_AD: Tensor
+    memory: Memory
+    exchange: Exchange
+    chosen: int  # the agent that floods
+    batch: int
+    growth: GrowthConfig
+
+    @property
+    def layout(self) -> Layout:
+        return self.agents.layout
+
+    @property
+    def here(self) -> dict[int, int]:
+        """Agents of this process -> their rows."""
+        return {agent: row for row, agent in enumerate(self.exchange.agents)}
+
+
+class Method(BaseModel, ABC):
+    """A frozen record whose fields are the method's options, with four verbs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    each_task_alone: ClassVar[bool] = False  # scored right after each task: an upper bound, not continual learning
+
+    @abstractmethod
+    def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
+        """Layers that train in a part of their space: a basis [N, F] of it for each group. Others train whole."""
+
+    @abstractmethod
+    def prepare(self, memory: Memory, layout: Layout) -> Any:
+        """What `step` needs all through the task: made once, handed to each step."""
+
+    @abstractmethod
+    def step(self, task: Any, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+        """New coordinates: `base` and a local step from it. The gradient was taken at `coords`; `base` is the mixed
+        coordinates (the paper's order) or `coords` itself (adapt-then-combine)."""
+
+    @abstractmethod
+    def remember(self, end: TaskEnd) -> Memory | None:
+        """The memory after this task, at the chosen agent; None where it does not live."""

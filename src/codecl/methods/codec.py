@@ -1,0 +1,28 @@
+"""CoDeC: training and messages live in the coordinates of the free space (Algorithm 1, in coordinates)."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from codecl.agents import Layout
+from codecl.growth import bases_of
+from codecl.layers import Layer
+from codecl.methods.base import Memory, Method, TaskEnd
+from codecl.methods.subspace import grown
+
+
+class Codec(Method):
+    """CoDeC: learn in the free space that earlier tasks left, send its coordinates only."""
+
+    def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
+        return bases_of(memory, layers)
+
+    def prepare(self, memory: Memory, layout: Layout) -> None:
+        return None
+
+    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+        """C ← mix(C) - η ∂loss/∂C (lines 4-15): the gradient by coordinates is the projected gradient."""
+        return base_AD - rate * grad_AD
+
+    def remember(self, end: TaskEnd) -> Memory | None:
+        return grown(end)

@@ -1,0 +1,32 @@
+"""Plain decentralized SGD: nothing is protected. `stl` is the same run, scored as an upper bound."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from codecl.agents import Layout
+from codecl.layers import Layer
+from codecl.methods.base import Memory, Method, TaskEnd
+
+
+class Dpsgd(Method):
+    """DPSGD: mix, then a gradient step on the whole model. Forgets."""
+
+    def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
+        return {}
+
+    def prepare(self, memory: Memory, layout: Layout) -> None:
+        return None
+
+    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+        return base_AD - rate * grad_AD
+
+    def remember(self, end: TaskEnd) -> Memory | None:
+        return {}
+
+
+class Stl(Dpsgd):
+    """Single-task learning, sequential: DPSGD, each task scored right after it was learned (an upper bound)."""
+
+    each_task_alone: ClassVar[bool] = True

@@ -1,0 +1,66 @@
+"""D-EWC, the paper's other baseline (Algorithm 2, with the square that its line 5 lacks)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from codecl.agents import Layout
+from codecl.layers import Layer
+from codecl.methods.base import Memory, Method, TaskEnd
+
+FISHER_EPOCH = -1  # the shuffle that Fisher information is measured on
+
+
+class Pull(NamedTuple):
+    """λF and where the penalty λ/2 F (x - x_old)² pulls to, as coordinates."""
+
+    strength_D: Tensor
+    old_D: Tensor
+
+
+class DEwc(Method):
+    """Elastic weight consolidation over gossip: weights that mattered are held by a penalty; whole messages."""
+
+    penalty: float = Field(5000.0, ge=0, description="λ")
+    penalty_step: Literal["clipped", "implicit"] = Field(
+        "clipped", description="clipped: the paper's; implicit: stable"
+    )
+    clip: float = Field(100.0, gt=0, description="largest norm of an agent's gradient, for penalty_step: clipped")
+
+    def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
+        return {}
+
+    def prepare(self, memory: Memory, layout: Layout) -> Pull:
+        start_D = layout.start()
+        fisher = [memory.get(slot.name, piece.new_zeros(slot.size)) for slot, piece in layout.pieces(start_D)]
+        return Pull(self.penalty * torch.cat(fisher), start_D)
+
+    def step(self, task: Pull, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+        """clipped: x ← mix(x) - η clip(g + λF(x - x_old)); implicit: x ← (mix(x) - ηg + ηλF x_old) / (1 + ηλF)."""
+        if self.penalty_step == "implicit":
+            return (base_AD - rate * grad_AD + rate * task.strength_D * task.old_D) / (1 + rate * task.strength_D)
+        pulled_AD = grad_AD + task.strength_D * (coords_AD - task.old_D)
+        norm_A1 = pulled_AD.norm(dim=1, keepdim=True)
+        return base_AD - rate * pulled_AD * (self.clip / norm_A1.clamp(min=self.clip))
+
+    def remember(self, end: TaskEnd) -> Memory | None:
+        """Mean over batches of batch size × squared gradient, over agents, then over tasks as a running mean."""
+        fisher_AD, batches = torch.zeros_like(end.coords_AD), 0
+        for batch in end.data.epoch(FISHER_EPOCH, end.exchange.agents, end.batch):
+            _, grad_AD = end.agents.gradient(end.coords_AD, *batch)
+            fisher_AD += end.batch * grad_AD.square()
+            batches += 1
+        parts = [_body(end.layout, row / (batches * end.data.agents)) for row in fisher_AD]
+        pooled = end.exchange.pool(end.chosen, parts)
+        if pooled is None:
+            return None
+        seen = end.data.index
+        return {name: (end.memory.get(name, new) * seen + new) / (seen + 1) for name, new in pooled.items()}
+
+
+def _body(layout: Layout, row_D: Tensor) -> dict[str, Tensor]:
+    """What the next task can change as well: not this task's head, not norms."""
+    return {slot.name: piece for slot, piece in layout.pieces(row_D) if slot.kind in ("layer", "dense")}

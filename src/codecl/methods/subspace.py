@@ -1,0 +1,32 @@
+"""What codec and codec-full share at a task's end: growing the core space from one agent's images or everyone's."""
+
+from torch import Tensor
+
+from codecl import growth
+from codecl.methods.base import TaskEnd
+
+
+def grown(end: TaskEnd) -> dict[str, Tensor] | None:
+    """The free bases after this task, at the chosen agent; None elsewhere (Algorithm 1, lines 17-21).
+
+    `one`: from the chosen agent's images. `all`: every agent sends OᵀRᵢRᵢᵀO and ‖Rᵢ‖² up the chosen agent's tree, where
+    they are summed: the growth is that of all images in one place."""
+    layers = [slot.layer for slot in end.layout.slots if slot.layer]
+    bases = growth.exact(growth.bases_of(end.memory, layers), layers, end.coords_AD.device)
+    everyone = end.growth.subspace_from == "all"
+    images = end.growth.by_layer(layers, shared_by=end.data.agents if everyone else 1)
+
+    def moments(agent: int) -> growth.Moments:
+        parameters = end.layout.parameters(end.coords_AD[end.here[agent]])
+        return growth.moments(end.module, parameters, end.data.sample(agent, max(images.values())), images, bases)
+
+    found: growth.Moments | None = None
+    if everyone:
+        parts = [growth.packed(moments(agent)) for agent in end.exchange.agents]
+        pooled = end.exchange.pool(end.chosen, parts)
+        found = None if pooled is None else growth.unpacked(pooled)
+    elif end.chosen in end.here:
+        found = moments(end.chosen)
+    if found is None:
+        return None
+    return growth.grow(bases, found, end.growth.at(end.data.index), end.coords_AD.dtype)

@@ -1,0 +1,188 @@
+"""The run folder: config, environment, events, metrics, model. Written as the run goes; nothing is ever pickled."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save_file
+
+import codecl
+from codecl.config import RunConfig, difference, preset, resolve, validate
+from codecl.errors import ConfigError, DataError
+from codecl.events import Event, Flooded
+from codecl.metrics import Status, metrics
+from codecl.train import State
+
+
+def folder_of(config: RunConfig, out: Path) -> Path:
+    """<out>/<preset>-<method>-<topology><agents>[-<digest>]/seed-<s>; the digest where more differs from the preset."""
+    name = f"{config.preset}-{_word(config.method.name)}-{_word(config.topology.name)}{config.agents}"
+    if not _as_preset(config):
+        name += f"-{config.digest()[:6]}"
+    return out / name / f"seed-{config.seed}"
+
+
+def _word(name: str) -> str:
+    """A name that fits in a folder's: of `path/file.py:Thing`, the thing."""
+    return name.rpartition(":")[2].replace("/", "_")
+
+
+def _as_preset(config: RunConfig) -> bool:
+    try:
+        start = preset(config.preset)
+    except ConfigError:  # a name of the caller's own: nothing to compare with
+        return False
+    named = {
+        "seed": config.seed,
+        "agents": config.agents,
+        "method": {"name": config.method.name},
+        "topology": {"name": config.topology.name},
+    }
+    return resolve(start, named) == config
+
+
+class Record:
+    """One run folder being written. Facts are kept in memory too, for the metrics."""
+
+    def __init__(self, folder: Path, config: RunConfig, labels: Mapping[str, Any], each_task_alone: bool) -> None:
+        self.folder, self.config, self.labels, self.alone = folder, config, labels, each_task_alone
+        self.facts: list[dict[str, Any]] = []
+        self.began = time.time()
+        self.state: State | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(config.dump(), encoding="utf-8")
+
+    def environment(self, device: torch.device) -> None:
+        _write(self.folder / "environment.json", environment(device))
+
+    def fact(self, fact: Mapping[str, Any]) -> None:
+        """Append a line to events.jsonl."""
+        full = {"time": round(time.time(), 3), "task": None, "epoch": None, "step": None, **fact}
+        self.facts.append(full)
+        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(full) + "\n")
+
+    def event(self, event: Event) -> None:
+        if event.kind == "step":
+            return
+        self.fact(event.facts())
+        if isinstance(event, Flooded):
+            self.state = event.state
+
+    def close(self, status: Status) -> dict[str, Any]:
+        """Write metrics and the model of the tasks that are finished; gives the metrics."""
+        self.fact({"kind": "end", "status": status})
+        out = metrics(self.facts, self.labels, status, time.time() - self.began, self.alone)
+        if self.state is not None:
+            save_model(self.state, self.folder / "model")
+        _write(self.folder / "metrics.json", out)
+        return out
+
+
+def claim(folder: Path, config: RunConfig, again: bool) -> dict[str, Any] | None:
+    """Make the folder ready for this run; gives the metrics where it holds the same run, complete, already."""
+    found = folder / "config.yaml"
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    if not found.is_file():
+        raise ConfigError(f"{folder}: is there already and is not a run folder; choose another --out")
+    before = read_config(folder)
+    if before != config:
+        changes = difference(before, config)
+        raise ConfigError(f"{folder}: holds a run with another config ({'; '.join(changes[:3])}); choose another --out")
+    done = _read(folder / "metrics.json")
+    if done and done["status"] != "partial" and not again:
+        return done
+    shutil.rmtree(folder)
+    return None
+
+
+def read_config(folder: Path) -> RunConfig:
+    try:
+        return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError, TypeError) as error:
+        raise DataError(f"{folder}: config.yaml cannot be read ({error})") from error
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    out = _read(folder / "metrics.json")
+    if out is None or out.get("schema") != 1:
+        raise DataError(f"{folder}: metrics.json is missing, broken or of another version")
+    return out
+
+
+def find_runs(paths: list[Path]) -> list[Path]:
+    """The run folders at or under these paths."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: no such folder")
+        runs = sorted(file.parent for file in path.rglob("metrics.json"))
+        if not runs:
+            raise DataError(f"{path}: no finished runs in it (no metrics.json)")
+        found += runs
+    return list(dict.fromkeys(found))
+
+
+def save_model(state: State, folder: Path) -> None:
+    """body.safetensors, and head of each task in task-<t>.safetensors (tasks from 1)."""
+    folder.mkdir(exist_ok=True)
+
+    def save(tensors: Mapping[str, torch.Tensor], name: str) -> None:
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, folder / name)
+
+    save(state.parameters, "body.safetensors")
+    for number, head in enumerate(state.heads, 1):
+        save(head, f"task-{number}.safetensors")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device and commit: what a number needs beside it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "codecl": codecl.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """Of the checkout that the package runs from, if it does."""
+    here = Path(__file__).resolve().parent
+    if not (here.parents[1] / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    """All or nothing: a reader never sees half a file."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

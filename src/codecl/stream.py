@@ -1,0 +1,165 @@
+"""Data set -> ordered tasks -> a shard for each agent -> batches.
+
+Shapes: A agents of this process, B images of a batch, S steps of an epoch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from codecl.data import embedded
+from codecl.errors import ConfigError, DataError
+from codecl.seeding import spawn
+
+Images = tuple[Tensor, Tensor]  # images, labels
+
+
+class StreamConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
+    shards: Literal["iid"] = Field("iid", description="how a task's images are dealt to agents")
+    digest: str | None = Field(None, description="of the caller's own tensors")
+
+
+class Task(NamedTuple):
+    """One task: images with labels 0 .. classes - 1. Images are uint8 (scaled to 0 .. 1) or floating (as they are)."""
+
+    train: Images | Dataset[Any]
+    test: Images | Dataset[Any]
+    classes: int
+    name: str = ""
+    mean: tuple[float, ...] = ()  # by channel, after scaling; empty: leave as is
+    std: tuple[float, ...] = ()
+
+
+class Batch(NamedTuple):
+    images_AB: Tensor
+    labels_AB: Tensor
+
+
+class TaskData:
+    """A task on the device, dealt to agents."""
+
+    def __init__(
+        self, index: int, task: Task, agents: int, seed: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.index, self.name, self.classes = index, task.name or f"task {index + 1}", task.classes
+        self.agents, self.seed, self.dtype = agents, seed, dtype
+        self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
+        self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
+        self.scale = _scale(task, dtype, device)
+        images = len(self.train[1])
+        if images < agents:
+            raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
+        order = torch.randperm(images, generator=spawn(seed, "shards", index))
+        self.shards = order.tensor_split(agents)
+
+    def steps(self, batch: int) -> int:
+        """Steps of an epoch: ⌊shard / batch⌋, the same for every agent."""
+        shard = min(map(len, self.shards))
+        if batch > shard:
+            raise ConfigError(
+                f"train.batch: {batch} is more than the {shard} images that an agent has of task {self.name!r};"
+                f" use a batch of at most {shard} or fewer agents"
+            )
+        return shard // batch
+
+    def epoch(self, epoch: int, agents: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Full batches of a fresh shuffle of each agent's shard."""
+        steps = self.steps(batch)
+        order_ASB = torch.stack([self._shuffled(agent, epoch)[: steps * batch].view(steps, batch) for agent in agents])
+        for index_AB in order_ASB.unbind(1):
+            yield self._batch(index_AB)
+
+    def sample(self, agent: int, images: int) -> Tensor:
+        """Some images of an agent's shard, for growth."""
+        order = torch.randperm(len(self.shards[agent]), generator=spawn(self.seed, "growth", agent, self.index))
+        return self.prepare(self.train[0][self.shards[agent][order[:images]].to(self.train[0].device)])
+
+    def held_out(self) -> Images:
+        """The test images, prepared, in an order of their own (norms see batches of mixed classes)."""
+        images, labels = self.test
+        order = torch.randperm(len(labels), generator=spawn(self.seed, "test", self.index)).to(labels.device)
+        return self.prepare(images[order]), labels[order]
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Stored images -> what the model sees."""
+        values = images.to(self.dtype)
+        if images.dtype == torch.uint8:
+            values = values / 255
+        if self.scale is None:
+            return values
+        mean, std = self.scale
+        return (values - mean) / std
+
+    def _shuffled(self, agent: int, epoch: int) -> Tensor:
+        shard = self.shards[agent]
+        return shard[torch.randperm(len(shard), generator=spawn(self.seed, "shuffle", agent, self.index, epoch))]
+
+    def _batch(self, index_AB: Tensor) -> Batch:
+        images, labels = self.train
+        index = index_AB.to(labels.device)
+        return Batch(self.prepare(images[index]), labels[index])
+
+
+def tensors(source: Images | Dataset[Any]) -> Images:
+    """(images, labels) of a pair of tensors or of any map-style data set."""
+    if isinstance(source, TensorDataset):
+        source = (source.tensors[0], source.tensors[1])
+    if isinstance(source, tuple):
+        return torch.as_tensor(source[0]), torch.as_tensor(source[1])
+    items = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
+    if not items:
+        raise DataError("a data set of a task is empty")
+    return torch.stack([torch.as_tensor(item[0]) for item in items]), torch.tensor([int(item[1]) for item in items])
+
+
+def _checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
+    """The tensors on the device, with counts and labels that fit."""
+    images, labels = data
+    if len(images) != len(labels) or not len(labels):
+        raise DataError(f"task {task!r}: {len(images)} {split} images but {len(labels)} labels")
+    labels = labels.long()
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(
+            f"task {task!r}: {split} label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)"
+        )
+    empty = (torch.bincount(labels, minlength=classes) == 0).nonzero().flatten().tolist()
+    if empty and split == "training":
+        raise DataError(f"task {task!r}: class {empty[0]} has no {split} images")
+    if images.is_floating_point() and not bool(images.isfinite().all()):
+        raise DataError(f"task {task!r}: the {split} images hold NaN or infinity")
+    return images.to(device), labels.to(device)
+
+
+def _scale(task: Task, dtype: torch.dtype, device: torch.device) -> Images | None:
+    if not task.mean:
+        return None
+    mean, std = (torch.tensor(values, dtype=dtype, device=device)[:, None, None] for values in (task.mean, task.std))
+    return mean, std
+
+
+def quickstart() -> list[Task]:
+    """Five ten-class tasks from the images inside the package."""
+    digits, clothes = embedded.load("digits"), embedded.load("clothes")
+
+    def turned(name: str, pair: tuple[Images, Images], turn: Callable[[Tensor], Tensor]) -> Task:
+        (train, truth), (test, test_truth) = pair
+        return Task((turn(train), truth), (turn(test), test_truth), 10, name)
+
+    return [
+        turned("digits", digits, lambda x: x),
+        turned("clothes", clothes, lambda x: x),
+        turned("transposed digits", digits, lambda x: x.mT),
+        turned("upside-down clothes", clothes, lambda x: x.flip(-2)),
+        turned("inverted mirrored digits", digits, lambda x: 255 - x.flip(-1)),
+    ]
+
+
+STREAMS: dict[str, Callable[[], list[Task]]] = {"quickstart": quickstart}

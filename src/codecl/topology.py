@@ -1,0 +1,216 @@
+"""Who hears whom: graph -> neighbours -> doubly stochastic mixing matrix.
+
+An edge j -> i means that agent i hears agent j. An undirected link is two edges. W[i, j]: the
+weight that i gives to j's message.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from codecl.errors import ConfigError
+from codecl.seeding import derive
+
+AGREE_TO, AGREE_AT_MOST = 1e-3, 50
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+Graph = Any  # a networkx Graph or DiGraph with nodes 0 .. agents - 1
+
+
+class TopologyConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("ring", description="a name from `codecl topologies`, an edge-list file, or file.py:function")
+    edge_probability: float = Field(0.5, gt=0, le=1, description="of erdos-renyi")
+    edges: tuple[tuple[int, int], ...] | None = Field(None, description="of an edge-list file: sender, hearer")
+
+
+class Topology:
+    """A connected graph of agents with its mixing matrix. Law: rows and columns of `mixing` sum to 1."""
+
+    def __init__(self, name: str, graph: Graph) -> None:
+        self.name = name
+        self.graph = _checked(name, graph)
+        self.agents: int = self.graph.number_of_nodes()
+        self.mixing = mixing_matrix(self.graph)
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """(sender, hearer), each directed edge once."""
+        return tuple(sorted(self.graph.edges))
+
+    @cached_property
+    def contraction(self) -> float:
+        """√ρ = ‖W - 11ᵀ/N‖₂: what one round leaves of the disagreement."""
+        return float(np.linalg.norm(self.mixing - 1 / self.agents, 2))
+
+    @property
+    def agree_rounds(self) -> int:
+        """Gossip-only rounds at a task's end: to a thousandth, at most 50; everyone can compute it."""
+        if self.contraction < 1e-12:
+            return 1
+        return min(AGREE_AT_MOST, math.ceil(math.log(AGREE_TO) / math.log(self.contraction)))
+
+    def tree(self, root: int) -> list[tuple[int, int]]:
+        """Breadth-first tree of `root` along edges, as (parent, child), parents first: how a flood travels."""
+        return list(nx.bfs_edges(self.graph, root, sort_neighbors=sorted))
+
+    def tree_to(self, root: int) -> list[tuple[int, int]]:
+        """The tree along which everyone reaches `root`, as (parent, child), parents first: how sums travel up."""
+        return list(nx.bfs_edges(self.graph.reverse(copy=False), root, sort_neighbors=sorted))
+
+
+def build(config: TopologyConfig, agents: int, seed: int) -> Topology:
+    """The topology that a configuration names. `seed` matters to random graphs only."""
+    if config.edges is not None:
+        graph = nx.DiGraph(config.edges)
+        graph.add_nodes_from(range(agents))
+        if graph.number_of_nodes() != agents:
+            raise ConfigError(
+                f"agents: {agents}, but {config.name} names agents up to {max(graph)}: use --agents {max(graph) + 1}"
+            )
+        return Topology(config.name, graph)
+    from codecl.registry import lookup
+
+    return Topology(config.name, lookup("topology", TOPOLOGIES, config.name)(agents, config, seed))
+
+
+def mixing_matrix(graph: Graph) -> Matrix:
+    """Uniform weights on regular graphs, Metropolis on other undirected, Sinkhorn-balanced on other directed ones."""
+    hears: Matrix = np.zeros((len(graph), len(graph)))
+    for sender, hearer in graph.edges:
+        hears[hearer, sender] = 1
+    n, degrees = len(hears), hears.sum(1)
+    if np.all(degrees == degrees[0]) and np.all(hears.sum(0) == degrees[0]):
+        return (hears + np.eye(n)) / (degrees[0] + 1)
+    if np.array_equal(hears, hears.T):
+        weights = hears / (1 + np.maximum(degrees[:, None], degrees[None, :]))
+        return weights + np.diag(1 - weights.sum(1))
+    return _sinkhorn(hears + np.eye(n))
+
+
+def _sinkhorn(support: Matrix) -> Matrix:
+    """Scale rows and columns in turn until both sum to 1; exists because every edge lies on a cycle."""
+    weights = support
+    for _ in range(100_000):
+        weights = weights / weights.sum(1, keepdims=True)
+        weights = weights / weights.sum(0, keepdims=True)
+        if abs(weights.sum(1) - 1).max() < 1e-15 * len(weights):
+            break
+    else:
+        raise ConfigError("topology: balancing the weights of this directed graph does not converge; add links")
+    return weights
+
+
+def _checked(name: str, graph: Graph) -> Graph:
+    """As a DiGraph on 0 .. n-1 without self-loops, (strongly) connected."""
+    directed: Graph = nx.DiGraph(graph)
+    directed.remove_edges_from(list(nx.selfloop_edges(directed)))
+    n = directed.number_of_nodes()
+    if sorted(directed) != list(range(n)):
+        raise ConfigError(f"topology {name}: agents must be numbered 0 to {n - 1}, got {sorted(directed)[:8]}")
+    parts = [sorted(part) for part in nx.strongly_connected_components(directed)]
+    if len(parts) > 1:
+        part = min(parts, key=len)
+        weakly = nx.is_weakly_connected(directed)
+        reason = "some agents cannot reach the others" if weakly else f"it falls into {len(parts)} parts"
+        raise ConfigError(
+            f"topology {name} with {n} agents is not {'strongly ' if weakly else ''}connected: {reason}"
+            f" (agents {part[:6]}{'…' if len(part) > 6 else ''} apart); add links"
+        )
+    return directed
+
+
+def ring(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Directed: each agent hears the one before it (as in the paper)."""
+    return nx.cycle_graph(agents, create_using=nx.DiGraph)
+
+
+def ring_undirected(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Each agent hears both sides."""
+    return nx.cycle_graph(agents)
+
+
+def torus(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """The most square grid with wrapped sides: 8 = 2×4, 16 = 4×4."""
+    rows = max(r for r in range(1, math.isqrt(agents) + 1) if agents % r == 0)
+    if rows == 1:
+        raise ConfigError(f"agents: a torus is rows × columns, both at least 2; {agents} is not: try {agents + 1}")
+    grid = nx.grid_2d_graph(rows, agents // rows, periodic=True)
+    return nx.relabel_nodes(grid, {(r, c): r * (agents // rows) + c for r, c in grid})
+
+
+def complete(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Everyone hears everyone."""
+    return nx.complete_graph(agents)
+
+
+def star(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Agent 0 in the middle."""
+    return nx.star_graph(agents - 1)
+
+
+def hypercube(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Neighbours differ in one bit; agents are a power of two."""
+    bits = agents.bit_length() - 1
+    if agents != 1 << bits:
+        raise ConfigError(f"agents: a hypercube needs a power of two, got {agents}: try {1 << bits} or {2 << bits}")
+    graph = nx.empty_graph(agents)
+    graph.add_edges_from((i, i ^ (1 << b)) for i in range(agents) for b in range(bits))
+    return graph
+
+
+def exponential(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Static exponential, directed: i sends to i + 1, i + 2, i + 4, …"""
+    graph = nx.empty_graph(agents, create_using=nx.DiGraph)
+    hops = [1 << b for b in range(max(agents - 1, 0).bit_length())]
+    graph.add_edges_from((i, (i + hop) % agents) for i in range(agents) for hop in hops)
+    return graph
+
+
+def erdos_renyi(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """Each link with `topology.edge_probability`, drawn from the run's seed."""
+    return nx.gnp_random_graph(agents, config.edge_probability, seed=derive(seed, "topology") % 2**32)
+
+
+TOPOLOGIES: dict[str, Callable[[int, TopologyConfig, int], Graph]] = {
+    "ring": ring,
+    "ring-undirected": ring_undirected,
+    "torus": torus,
+    "complete": complete,
+    "star": star,
+    "hypercube": hypercube,
+    "exponential": exponential,
+    "erdos-renyi": erdos_renyi,
+}
+
+
+def read_edges(path: Path) -> tuple[tuple[int, int], ...]:
+    """A user's own graph: a line a link, `0 1` both ways, `0 -> 1` one way; `#` starts a comment."""
+    edges: list[tuple[int, int]] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = line.split("#")[0].strip()
+        if not text:
+            continue
+        one_way = "->" in text
+        words = text.replace("->", " ").split()
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
+            raise ConfigError(f"{path}:{number}: {line.strip()!r} is not a link: write `0 1` or `0 -> 1`")
+        a, b = int(words[0]), int(words[1])
+        edges += [(a, b)] if one_way else [(a, b), (b, a)]
+    if not edges:
+        raise ConfigError(f"{path}: no links in it: write a line such as `0 1` or `0 -> 1` for each")
+    return tuple(dict.fromkeys(edges))
+
+
+def from_name(name: str) -> Mapping[str, Any]:
+    """The config fields that `--topology NAME` means: a known name, or the edges of a file."""
+    path = Path(name)
+    if name not in TOPOLOGIES and path.is_file():
+        return {"name": path.stem, "edges": read_edges(path)}
+    return {"name": name, "edges": None}

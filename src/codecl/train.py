@@ -1,0 +1,221 @@
+"""THE loop: every method and every exchange trains here. It yields facts; others print, record and plot them.
+
+Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor, nn
+
+from codecl.agents import Agents, Layout, Parameters, Running, accuracy, layout
+from codecl.errors import RunFailed
+from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Step, TaskOpened
+from codecl.exchange import Exchange, digest
+from codecl.growth import GrowthConfig
+from codecl.layers import Survey, evaluating
+from codecl.methods import Method, TaskEnd
+from codecl.seeding import choose
+from codecl.stream import TaskData
+from codecl.topology import Topology
+
+
+class TrainConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(10, gt=0, description="of each task")
+    batch: int = Field(10, gt=0, description="images of an agent's batch")
+    rate: float = Field(0.1, gt=0, allow_inf_nan=False, description="η, the learning rate, at a task's start")
+    milestones: tuple[float, ...] = Field((0.5, 0.75), description="parts of the epochs after which η is multiplied")
+    decay: float = Field(0.1, gt=0, le=1, description="what η is multiplied with at a milestone")
+    order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
+    running: Running | Literal["auto"] = Field("auto", description="agents stacked in one computation, or in a loop")
+    test_batch: int = Field(64, gt=0, description="images of a test batch (norms use its statistics)")
+
+    @field_validator("milestones")
+    @classmethod
+    def _inside(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not 0 < part < 1 for part in value):
+            raise ValueError("parts of the epochs lie between 0 and 1")
+        return value
+
+    def rate_at(self, epoch: int) -> float:
+        """η of this epoch: ÷10 after 50 % and 75 % of a task's epochs, reset for each task."""
+        return self.rate * self.decay ** sum(epoch >= part * self.epochs for part in self.milestones)
+
+
+class State(NamedTuple):
+    """What every agent holds between tasks, equal bit for bit."""
+
+    parameters: Parameters  # all but heads
+    heads: tuple[Parameters, ...]  # of finished tasks
+    memory: Mapping[str, Tensor]  # the method's
+
+
+class Setup(NamedTuple):
+    """Everything that a run needs, built and checked."""
+
+    module: nn.Module
+    survey: Survey
+    tasks: Sequence[TaskData]
+    heads: Sequence[Parameters]  # initial values, a task each
+    topology: Topology
+    exchange: Exchange
+    method: Method
+    train: TrainConfig
+    growth: GrowthConfig
+    seed: int
+
+
+def train(setup: Setup, state: State) -> Iterator[Event]:
+    """Learn one task after another, from `state` on (Algorithm 1)."""
+    running: Running = "loop" if setup.train.running == "loop" else "stacked"
+    for data in setup.tasks[len(state.heads) :]:
+        plan = _open(setup, state, data)
+        agents = Agents(setup.module, plan, setup.train.batch, running)
+        coords_AD = plan.start().repeat(len(setup.exchange.agents), 1)
+        constants = setup.method.prepare(state.memory, plan)
+        yield _opened(setup, data, agents)
+        for epoch in range(setup.train.epochs):
+            rate, began, losses = setup.train.rate_at(epoch), time.perf_counter(), []
+            for batch in data.epoch(epoch, setup.exchange.agents, setup.train.batch):
+                if setup.train.order == "paper":  # messages travel while the gradient is computed
+                    pending = setup.exchange.start(coords_AD, "train")
+                    loss_A, grad_AD = agents.gradient(coords_AD, *batch)
+                    coords_AD = setup.method.step(constants, pending.wait(), coords_AD, grad_AD, rate)
+                else:
+                    loss_A, grad_AD = agents.gradient(coords_AD, *batch)
+                    half_AD = setup.method.step(constants, coords_AD, coords_AD, grad_AD, rate)
+                    coords_AD = setup.exchange.start(half_AD, "train").wait()
+                losses.append(loss_A)
+                step = epoch * data.steps(setup.train.batch) + len(losses)
+                yield Step(task=data.index, epoch=epoch, step=step, loss_A=loss_A, coords_AD=coords_AD)
+            yield _epoch(setup, data, epoch, torch.stack(losses), coords_AD, time.perf_counter() - began)
+        running = agents.running
+        state = yield from _close(setup, state, data, agents, coords_AD)
+        yield _evaluate(setup, state, data.index)
+
+
+def _open(setup: Setup, state: State, data: TaskData) -> Layout:
+    """The coordinates of a task: what is free, the live head, what trains whole."""
+    free = setup.method.free(state.memory, setup.survey.layers)
+    return layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
+
+
+def _close(
+    setup: Setup, state: State, data: TaskData, agents: Agents, coords_AD: Tensor
+) -> Generator[Event, None, State]:
+    """Agree, grow, flood: afterwards every agent holds the same state."""
+    exchange, task, plan = setup.exchange, data.index, agents.layout
+    for _ in range(setup.topology.agree_rounds):
+        coords_AD = exchange.start(coords_AD, "agree").wait()
+    traffic = exchange.take_traffic()
+    left = exchange.consensus_error(coords_AD)
+    yield Agreed(
+        task=task,
+        rounds=setup.topology.agree_rounds,
+        messages=traffic.agree_messages,
+        bytes=traffic.agree_bytes,
+        consensus_error=left,
+    )
+
+    began, chosen = time.perf_counter(), choose(setup.seed, task, setup.topology.agents)
+    end = TaskEnd(
+        data, setup.module, agents, coords_AD, state.memory, exchange, chosen, setup.train.batch, setup.growth
+    )
+    memory = setup.method.remember(end)
+    traffic, took = exchange.take_traffic(), time.perf_counter() - began
+    yield Grown(task=task, chosen=chosen, messages=traffic.pool_messages, bytes=traffic.pool_bytes, seconds=took)
+
+    payload = None
+    if chosen in end.here and memory is not None:
+        payload = _payload(plan.parameters(coords_AD[end.here[chosen]]), set(setup.survey.constant), memory)
+    arrived, announced = exchange.flood(chosen, payload)
+    if digest(arrived) != announced:
+        raise RunFailed(f"task {task + 1}: the flood of agent {chosen} arrived damaged (its digest differs)")
+    state = _unpack(setup, state, arrived)
+    traffic = exchange.take_traffic()
+    yield Flooded(
+        task=task,
+        chosen=chosen,
+        messages=traffic.flood_messages,
+        bytes=traffic.flood_bytes,
+        digest=announced,
+        state=state,
+    )
+    return state
+
+
+def _payload(parameters: Parameters, constant: set[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a flood carries: weights, finished head, norms, and the method's memory."""
+    weights = {f"weights/{name}": value for name, value in parameters.items() if name not in constant}
+    return {**weights, **{f"memory/{name}": value for name, value in memory.items()}}
+
+
+def _unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor]) -> State:
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in arrived.items() if name.startswith(prefix)}
+
+    weights = under("weights/")
+    head = {name: weights.pop(name) for name in setup.survey.head}
+    return State({**state.parameters, **weights}, (*state.heads, head), under("memory/"))
+
+
+def _opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
+    plan = agents.layout
+    live = sum(slot.size for slot in plan.slots if slot.kind in ("head", "first"))
+    heads = sum(value.numel() for head in setup.heads for value in head.values())
+    norms = sum(setup.module.get_parameter(name).numel() for name in setup.survey.first)
+    return TaskOpened(
+        task=data.index,
+        name=data.name,
+        classes=data.classes,
+        steps=data.steps(setup.train.batch),
+        coordinates=plan.size,
+        whole=plan.whole,
+        shared=heads + norms - live,
+        itemsize=data.dtype.itemsize,
+        free=plan.free,
+        running=agents.running,
+        factored=sorted(agents.factored),
+        agents=agents,
+    )
+
+
+def _epoch(setup: Setup, data: TaskData, epoch: int, losses_SA: Tensor, coords_AD: Tensor, seconds: float) -> Epoch:
+    """Losses are read once an epoch; one that is not finite ends the run."""
+    losses = setup.exchange.gather(losses_SA.mT).mT.cpu()
+    step = (epoch + 1) * len(losses)
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        at, agent = bad[0].tolist()
+        raise RunFailed(
+            f"task {data.index + 1} ({data.name}), step {step - len(losses) + at + 1}, agent {agent}: the loss is"
+            f" {losses[at, agent].item()}; lower train.rate (it is {setup.train.rate_at(epoch):g})"
+        )
+    traffic = setup.exchange.take_traffic()
+    return Epoch(
+        task=data.index,
+        epoch=epoch,
+        step=step,
+        loss=losses.mean(0).tolist(),
+        rate=setup.train.rate_at(epoch),
+        consensus_error=setup.exchange.consensus_error(coords_AD),
+        messages=traffic.train_messages,
+        bytes=traffic.train_bytes,
+        seconds=seconds,
+    )
+
+
+def _evaluate(setup: Setup, state: State, task: int) -> Evaluated:
+    """Accuracy of the flooded model on every task so far."""
+    began = time.perf_counter()
+    with evaluating(setup.module):
+        scores = [
+            accuracy(setup.module, {**state.parameters, **head}, *data.held_out(), setup.train.test_batch)
+            for data, head in zip(setup.tasks, state.heads, strict=False)
+        ]
+    return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began)

@@ -1,0 +1,32 @@
+"""Fixtures and helpers that all tests share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("codecl", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("codecl")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _fixed_generator():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """Runs the installed `codecl` entry point as a user would; gives the finished process."""
+
+    def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("codecl")), *arguments]
+        variables = {**os.environ, "COLUMNS": "140", **env}
+        return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
+
+    return call

@@ -1,0 +1,22 @@
+"""Compression loses nothing: `codec` and `codec-full` follow one trajectory."""
+
+import pytest
+
+from tests.problems import config, convolutional, furthest, perceptron, tasks, trajectory
+
+
+@pytest.mark.parametrize("model", [perceptron, convolutional])
+@pytest.mark.parametrize("order", ["paper", "adapt-then-combine"])
+@pytest.mark.parametrize("subspace_from", ["one", "all"])
+def test_codec_and_codec_full_follow_one_trajectory(model, order, subspace_from):
+    module, common = model(), {"train": {"order": order}, "growth": {"subspace_from": subspace_from}}
+    runs = [trajectory(module, tasks(), config(method=m, **common)) for m in ("codec", "codec-full")]
+    apart = [furthest(a, b) for a, b in zip(*runs, strict=True)]
+    assert len(apart) == 18
+    assert max(apart) < 1e-9
+
+
+def test_the_orders_of_mixing_differ():
+    module = perceptron()
+    runs = [trajectory(module, tasks(), config(train={"order": o})) for o in ("paper", "adapt-then-combine")]
+    assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) > 1e-6

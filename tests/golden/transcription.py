@@ -1,0 +1,207 @@
+"""Algorithms 1 and 2 of the paper, line by line: slow, float64, one agent after another, with full-size state.
+
+Written without the package's algebra: weights are plain parameters, M and O plain matrices, inputs come from hooks, the
+new basis from the SVD of the residual. Taken from the package: the data, the mixing matrix, the choice of agent p and
+the number of agreement rounds. Amendments: x̂₀ = x₀ (as printed, x̂ lags for ever); the square in Algorithm 2, line 5; a
+task ends as the design says (agents agree, then take over agent p's model).
+
+Weights are [outputs, inputs] where the paper has [inputs, outputs], so products with M and O stand on the right.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from codecl.seeding import choose
+from codecl.train import Setup
+
+Weights = dict[str, Tensor]
+
+
+def matrices(module: nn.Module, name: str, weights: Weights) -> list[Tensor]:
+    """A layer's weight as one matrix [outputs, inputs] a group, its bias the last column."""
+    layer = module.get_submodule(name)
+    rows = weights[f"{name}.weight"].flatten(1)
+    if layer.bias is not None:
+        rows = torch.cat([rows, weights[f"{name}.bias"][:, None]], 1)
+    return list(rows.chunk(getattr(layer, "groups", 1)))
+
+
+def put(module: nn.Module, name: str, groups: list[Tensor]) -> Weights:
+    layer, rows = module.get_submodule(name), torch.cat(groups)
+    if layer.bias is None:
+        return {f"{name}.weight": rows.reshape(layer.weight.shape)}
+    return {f"{name}.weight": rows[:, :-1].reshape(layer.weight.shape), f"{name}.bias": rows[:, -1].clone()}
+
+
+def gradient(module: nn.Module, weights: Weights, images: Tensor, labels: Tensor) -> tuple[float, Weights]:
+    leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    loss = functional.cross_entropy(torch.func.functional_call(module, leaves, (images,)), labels)
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.item(), dict(zip(leaves, grads, strict=True))
+
+
+def representation(module: nn.Module, name: str, weights: Weights, images: Tensor) -> list[Tensor]:
+    """R [inputs, columns] of each group of a layer."""
+    seen: list[Tensor] = []
+    layer = module.get_submodule(name)
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        torch.func.functional_call(module, weights, (images,))
+    handle.remove()
+    if isinstance(layer, nn.Linear):
+        groups = [seen[0].flatten(0, -2).T]
+    else:
+        groups = [
+            functional.unfold(part, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+            .transpose(0, 1)
+            .flatten(1)
+            for part in seen[0].chunk(layer.groups, 1)
+        ]
+    return [r if layer.bias is None else torch.cat([r, torch.ones_like(r[:1])]) for r in groups]
+
+
+def gpm(memory: Tensor, r: Tensor, threshold: float) -> Tensor:
+    """Add to M the least number of directions of the residual's SVD that brings the kept energy to ε."""
+    residual = r - memory @ (memory.T @ r)
+    u, s, _ = torch.linalg.svd(residual)
+    total, known = r.square().sum(), r.square().sum() - residual.square().sum()
+    k = 0
+    while known + s[:k].square().sum() < threshold * total and k < len(s):
+        k += 1
+    return torch.cat([memory, u[:, :k]], 1)
+
+
+def complement(memory: Tensor) -> Tensor:
+    """O: an orthonormal basis of what M leaves."""
+    u, _, _ = torch.linalg.svd(memory, full_matrices=True)
+    return u[:, memory.shape[1] :]
+
+
+def start(setup: Setup, module: nn.Module) -> tuple[list[str], list[str], list[Weights]]:
+    body = [n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    head = body.pop()
+    x = [
+        {name: value.detach().clone() for name, value in module.double().named_parameters()}
+        for _ in range(setup.topology.agents)
+    ]
+    return body, [n for n in x[0] if n.startswith(f"{head}.")], x
+
+
+def algorithm_1(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], list[Weights]]]:
+    """CoDeC. Yields the losses and all agents' weights after each step."""
+    module = copy.deepcopy(module).double()
+    layers, head, x = start(setup, module)
+    n, w = setup.topology.agents, torch.from_numpy(setup.topology.mixing)
+    fresh = {name: x[0][name].clone() for name in head}
+    groups = {name: len(matrices(module, name, x[0])) for name in layers}
+    inputs = {name: matrices(module, name, x[0])[0].shape[1] for name in layers}
+    M = {name: [torch.zeros(inputs[name], 0).double()] * groups[name] for name in layers}
+    O = {name: [torch.eye(inputs[name]).double()] * groups[name] for name in layers}  # noqa: E741
+    for data in setup.tasks:
+        for i in range(n):
+            x[i].update({name: value.clone() for name, value in fresh.items()})
+        xhat = copy.deepcopy(x)
+        for epoch in range(setup.train.epochs):
+            eta = setup.train.rate_at(epoch)
+            for images, labels in data.epoch(epoch, range(n), setup.train.batch):  # line 4
+                new, losses, q = [], [], []
+                for i in range(n):
+                    loss, g = gradient(module, x[i], images[i], labels[i])  # line 5
+                    for name in layers:  # line 6
+                        parts = [
+                            part - part @ m @ m.T for part, m in zip(matrices(module, name, g), M[name], strict=True)
+                        ]
+                        g.update(put(module, name, parts))
+                    half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
+                    mixed = {
+                        name: half[name] + sum(w[i, j] * (xhat[j][name] - x[i][name]) for j in range(n))
+                        for name in half
+                    }  # line 8
+                    q.append({name: mixed[name] - x[i][name] for name in mixed})  # line 9
+                    new.append(mixed)
+                    losses.append(loss)
+                for j in range(n):
+                    c = {  # line 10: coefficients; heads have no basis
+                        name: [part @ o for part, o in zip(matrices(module, name, q[j]), O[name], strict=True)]
+                        for name in layers
+                    }
+                    decoded = {name: q[j][name] for name in head}  # lines 12 and 13
+                    for name in layers:
+                        decoded.update(
+                            put(module, name, [part @ o.T for part, o in zip(c[name], O[name], strict=True)])
+                        )
+                    xhat[j] = {name: xhat[j][name] + decoded[name] for name in xhat[j]}  # line 14
+                x = new
+                yield losses, x
+        x = agreed(setup, x)
+        p = choose(setup.seed, data.index, n)  # line 17
+        sample = data.sample(p, setup.growth.images)
+        for name in layers:  # lines 19-21
+            rs = representation(module, name, x[p], sample)
+            M[name] = [gpm(m, r, setup.growth.at(data.index)) for m, r in zip(M[name], rs, strict=True)]
+            O[name] = [complement(m) for m in M[name]]
+        x = [copy.deepcopy(x[p]) for _ in range(n)]  # line 22
+
+
+def algorithm_2(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], list[Weights]]]:
+    """D-EWC, with the gradient's norm clipped."""
+    module = copy.deepcopy(module).double()
+    layers, head, x = start(setup, module)
+    body = [name for name in x[0] if name not in head]
+    n, w = setup.topology.agents, torch.from_numpy(setup.topology.mixing)
+    fresh = {name: x[0][name].clone() for name in head}
+    fisher = {name: torch.zeros_like(x[0][name]) for name in body}
+    old = copy.deepcopy(x[0])
+    penalty, clip = setup.method.penalty, setup.method.clip
+    for data in setup.tasks:
+        for i in range(n):
+            x[i].update({name: value.clone() for name, value in fresh.items()})
+        xhat = copy.deepcopy(x)
+        for epoch in range(setup.train.epochs):
+            eta = setup.train.rate_at(epoch)
+            for images, labels in data.epoch(epoch, range(n), setup.train.batch):  # line 4
+                new, losses = [], []
+                for i in range(n):
+                    loss, g = gradient(module, x[i], images[i], labels[i])
+                    for name in body:  # lines 5 and 6: the gradient of λ/2 F (x - x_old)²
+                        g[name] = g[name] + penalty * fisher[name] * (x[i][name] - old[name])
+                    norm = sum(value.square().sum() for value in g.values()).sqrt()
+                    g = {name: value * min(1.0, float(clip / norm)) for name, value in g.items()}
+                    half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
+                    new.append(
+                        {
+                            name: half[name] + sum(w[i, j] * (xhat[j][name] - x[i][name]) for j in range(n))
+                            for name in half
+                        }
+                    )  # line 8
+                    losses.append(loss)
+                for j in range(n):  # lines 9-12
+                    xhat[j] = {name: xhat[j][name] + (new[j][name] - x[j][name]) for name in xhat[j]}
+                x = new
+                yield losses, x
+        x = agreed(setup, x)
+        found = {name: torch.zeros_like(value) for name, value in fisher.items()}
+        batches = 0
+        for images, labels in data.epoch(-1, range(n), setup.train.batch):  # lines 17 and 22
+            batches += 1
+            for i in range(n):
+                _, g = gradient(module, x[i], images[i], labels[i])
+                for name in body:
+                    found[name] += setup.train.batch * g[name].square() / n
+        t = data.index
+        fisher = {name: (fisher[name] * t + found[name] / batches) / (t + 1) for name in body}
+        p = choose(setup.seed, t, n)
+        x = [copy.deepcopy(x[p]) for _ in range(n)]
+        old = copy.deepcopy(x[0])  # line 15, of the flooded model
+
+
+def agreed(setup: Setup, x: list[Weights]) -> list[Weights]:
+    """Gossip-only rounds."""
+    w = setup.topology.mixing
+    for _ in range(setup.topology.agree_rounds):
+        x = [{k: sum(w[i, j] * x[j][k] for j in range(len(x))) for k in x[i]} for i in range(len(x))]
+    return x

@@ -1,0 +1,86 @@
+"""Small problems that tests train on."""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from codecl import api
+from codecl.config import RunConfig, merge, validate
+from codecl.stream import Task
+from codecl.train import Setup, State, train
+
+CPU = torch.device("cpu")
+
+
+def tasks(count: int = 3, images: int = 48, shape: tuple[int, ...] = (2, 6, 6), classes: int = 3) -> list[Task]:
+    """Random low-rank images with labels that can be learned, another kind each task."""
+    out = []
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        means = torch.randn(classes, *shape, generator=generator, dtype=torch.float64)
+        labels = torch.arange(2 * images) % classes
+        noise = torch.randn(2 * images, *shape, generator=generator, dtype=torch.float64)
+        pixels = means[labels] + 0.3 * noise
+        out.append(Task((pixels[:images], labels[:images]), (pixels[images:], labels[images:]), classes, f"t{number}"))
+    return out
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def convolutional() -> nn.Module:
+    """Padding, stride, bias and groups."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(54, 7),
+        nn.Tanh(),
+        nn.Linear(7, 3),
+    )
+
+
+def config(**fields: object) -> RunConfig:
+    small = {
+        "preset": "test",
+        "seed": 3,
+        "dtype": "float64",
+        "agents": 4,
+        "topology": {"name": "ring"},
+        "model": {"name": "own"},
+        "data": {"stream": "own"},
+        "growth": {"threshold": 0.9, "increment": 0.01, "images": 8},
+        "train": {"epochs": 2, "batch": 4, "rate": 0.05},
+    }
+    return validate(merge(small, fields))
+
+
+def build(module: nn.Module, stream: list[Task], settings: RunConfig) -> tuple[Setup, State]:
+    return api.assemble(settings, module, api.deal(settings, stream, CPU), CPU)
+
+
+def trajectory(module: nn.Module, stream: list[Task], settings: RunConfig) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """All parameters of all agents after each step."""
+    setup, state = build(module, stream, settings)
+    layout = None
+    for event in train(setup, state):
+        if event.kind == "task":
+            layout = event.agents.layout
+        if event.kind == "step":
+            yield [layout.parameters(row) for row in event.coords_AD]
+
+
+def furthest(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> float:
+    """The largest difference of any parameter of any agent."""
+    return max(float((a[name] - b[name]).abs().max()) for a, b in zip(ours, theirs, strict=True) for name in b)
+
+
+def quiet(function, *arguments, **named):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*arguments, **named)
