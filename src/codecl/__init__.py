@@ -1,3 +1,35 @@
 """codecl: communication-efficient decentralized continual learning."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+__all__ = ["METHODS", "MODELS", "STREAMS", "TOPOLOGIES", "Method", "Result", "Task", "TaskEnd", "fit", "load"]
+
+if TYPE_CHECKING:
+    from codecl.api import Result, fit, load
+    from codecl.methods import METHODS, Method, TaskEnd
+    from codecl.models import MODELS
+    from codecl.stream import STREAMS, Task
+    from codecl.topology import TOPOLOGIES
+
+_HOMES = {
+    "METHODS": "methods",
+    "MODELS": "models",
+    "STREAMS": "stream",
+    "TOPOLOGIES": "topology",
+    "Method": "methods",
+    "Result": "api",
+    "Task": "stream",
+    "TaskEnd": "methods",
+    "fit": "api",
+    "load": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are looked up when they are first used, so that `codecl --help` does not import torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'codecl' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"codecl.{_HOMES[name]}"), name)

@@ -136,9 +136,15 @@ def _following(events: Iterator[Event], on_event: OnEvent | None) -> Iterator[Ev
             on_event(event)
 
 
+def tasks_of(config: RunConfig) -> list[Task]:
+    """The tasks of the stream that a config names."""
+    tasks: list[Task] = lookup("data.stream", STREAMS, config.data.stream)()
+    return tasks
+
+
 def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
     """The tasks of a config on the device, checked, with a shard for each agent."""
-    source = tasks if tasks is not None else lookup("data.stream", STREAMS, config.data.stream)()
+    source = tasks if tasks is not None else tasks_of(config)
     dtype = getattr(torch, config.dtype)
     dealt = [TaskData(i, task, config.agents, config.seed, dtype, device) for i, task in enumerate(source)]
     for data in dealt:

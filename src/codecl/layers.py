@@ -110,10 +110,12 @@ def survey(
     for identity, how in strangers.items():
         refused[first_name[identity]] = f"is also used by {how}(), which codecl cannot follow"
 
-    head_names = _head(module, head, [first_name[id(use.weight)] for use in uses if use.kind == "linear"], aliases)
+    called = [first_name[id(use.weight)] for use in uses if use.kind == "linear" and id(use.weight) in first_name]
+    head_names = _head(module, head, called, aliases)
     places = _place(module, layers, head_names, set(dense), asked)
-    for name in (n for layer in layers.values() for n in (layer.weight, layer.bias) if n in refused):
-        raise ConfigError(f"model: parameter {name!r} {refused[str(name)]}; {_OFFER.format(name=name)}")
+    used_oddly = [n for layer in layers.values() for n in (layer.weight, layer.bias) if n in refused]
+    if used_oddly:
+        raise ConfigError(f"model: parameter {used_oddly[0]!r} {refused[str(used_oddly[0])]}; {_offer(used_oddly[:1])}")
     kept = tuple(layer for layer in layers.values() if places[layer.weight] == "layer")
 
     def named(place: str) -> tuple[str, ...]:
@@ -122,9 +124,8 @@ def survey(
     return Survey(kept, named("head"), named("dense"), named("first"), named("constant"), aliases)
 
 
-_OFFER = (
-    "name it in dense=[{name!r}] (always sent whole, may forget) or frozen=[{name!r}] (trains in the first task only)"
-)
+def _offer(names: Collection[str | None]) -> str:
+    return f"name it in dense={names} (always sent whole, may forget) or frozen={names} (trains in the first task only)"
 
 
 def _place(
@@ -150,12 +151,14 @@ def _place(
             places[name] = "layer"
         elif name in norms:
             places[name] = "first"
-        else:
-            owner = type(module.get_submodule(name.rpartition(".")[0])).__name__
-            raise ConfigError(
-                f"model: parameter {name!r} (of {owner}) is not the weight or bias of a Linear, Conv1d, Conv2d or norm"
-                f" layer that was called; {_OFFER.format(name=name)}"
-            )
+    lost = [name for name, _ in module.named_parameters() if name not in places]
+    if lost:
+        owner = type(module.get_submodule(lost[0].rpartition(".")[0])).__name__
+        more = f" and {len(lost) - 1} more have no place: each" if len(lost) > 1 else " has no place: it"
+        raise ConfigError(
+            f"model: parameter {lost[0]!r} (of {owner}){more} is not the weight or bias of a Linear, Conv1d, Conv2d or"
+            f" norm layer that was called; {_offer(lost)}"
+        )
     return places
 
 

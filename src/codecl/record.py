@@ -108,8 +108,9 @@ def claim(folder: Path, config: RunConfig, again: bool) -> dict[str, Any] | None
 def read_config(folder: Path) -> RunConfig:
     try:
         return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, TypeError) as error:
-        raise DataError(f"{folder}: config.yaml cannot be read ({error})") from error
+    except (OSError, yaml.YAMLError, TypeError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{folder}: config.yaml is broken or of another version of codecl ({reason})") from error
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

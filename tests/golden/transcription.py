@@ -150,7 +150,7 @@ def algorithm_1(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], 
 def algorithm_2(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], list[Weights]]]:
     """D-EWC, with the gradient's norm clipped."""
     module = copy.deepcopy(module).double()
-    layers, head, x = start(setup, module)
+    _, head, x = start(setup, module)
     body = [name for name in x[0] if name not in head]
     n, w = setup.topology.agents, torch.from_numpy(setup.topology.mixing)
     fresh = {name: x[0][name].clone() for name in head}

@@ -1,0 +1,5 @@
+"""`python -m codecl` is `codecl`."""
+
+from codecl.cli import main
+
+main()

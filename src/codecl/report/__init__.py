@@ -1,0 +1,1 @@
+"""Tables (and later figures) from run folders."""

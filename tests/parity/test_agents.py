@@ -1,0 +1,109 @@
+"""Stacked agents equal a plain loop over agents; the factored form equals building the weight."""
+
+import pytest
+import torch
+from torch import nn
+
+from codecl import agents as module_under_test
+from codecl.train import train
+from tests.problems import build, config, convolutional, furthest, perceptron, tasks, trajectory
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 6),
+        nn.LayerNorm(6),
+        nn.Linear(6, 3),
+    )
+
+
+@pytest.mark.parametrize("model", [perceptron, convolutional, normed])
+@pytest.mark.parametrize("method", ["codec", "codec-full", "dpsgd", "d-ewc"])
+def test_stacked_agents_equal_a_loop(model, method):
+    module = model()
+    runs = [
+        trajectory(module, tasks(2), config(method=method, train={"running": running}))
+        for running in ("stacked", "loop")
+    ]
+    assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-11
+
+
+def test_stacked_agents_equal_separate_autograd():
+    """Each row is what plain PyTorch gives for that agent alone, parameter by parameter."""
+    module = convolutional()
+    setup, state = build(module, tasks(1), config())
+    event = next(iter(train(setup, state)))
+    group, rows = event.agents, torch.randn(4, event.agents.layout.size, dtype=torch.float64) * 0.3
+    batch = next(iter(setup.tasks[0].epoch(0, range(4), 4)))
+    loss_A, grad_AD = group.gradient(rows, *batch)
+    for row, images, labels, loss, grad in zip(rows, *batch, loss_A, grad_AD, strict=True):
+        alone = convolutional().double()
+        with torch.no_grad():
+            for name, value in group.layout.parameters(row).items():
+                alone.get_parameter(name).copy_(value)
+        expected = nn.functional.cross_entropy(alone(images), labels)
+        expected.backward()
+        torch.testing.assert_close(loss, expected.detach())
+        for name, value in group.layout.parameters(grad).items():
+            torch.testing.assert_close(value, alone.get_parameter(name).grad, rtol=0, atol=1e-12)
+
+
+def test_factored_layers_follow_the_same_trajectory(monkeypatch):
+    """The choice by counting changes the cost, not the numbers."""
+    module = perceptron()
+    chosen = []
+    original = module_under_test.charts.factored_pays
+
+    def by_counting(*sizes):
+        chosen.append(original(*sizes))
+        return chosen[-1]
+
+    monkeypatch.setattr(module_under_test.charts, "factored_pays", by_counting)
+    ours = list(trajectory(module, tasks(), config()))
+    assert True in chosen
+    monkeypatch.setattr(module_under_test.charts, "factored_pays", lambda *sizes: False)
+    built = list(trajectory(module, tasks(), config()))
+    assert max(furthest(a, b) for a, b in zip(ours, built, strict=True)) < 1e-11
+
+
+class Branching(nn.Module):
+    """Looks at its values, which stacked agents cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(72, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.body(x.flatten(1))
+        return self.head(x if x.sum() > 0 else -x)
+
+
+def test_what_cannot_be_stacked_runs_in_a_loop_with_one_warning():
+    module = Branching()
+    with pytest.warns(UserWarning, match="one after another") as caught:
+        ours = list(trajectory(module, tasks(2), config()))
+    assert len(caught) == 1
+    loop = list(trajectory(module, tasks(2), config(train={"running": "loop"})))
+    assert max(furthest(a, b) for a, b in zip(ours, loop, strict=True)) == 0
+
+
+def test_batch_norm_keeps_no_running_statistics_and_the_users_module_is_untouched():
+    module = normed()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    list(trajectory(module, tasks(2), config()))
+    after = module.state_dict()
+    assert set(before) == set(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_dropout_differs_between_agents():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(72, 3))
+    setup, state = build(module, tasks(1), config())
+    group = next(iter(train(setup, state))).agents
+    images, labels = torch.ones(4, 8, 2, 6, 6).double(), torch.zeros(4, 8).long()
+    rows = group.layout.start().repeat(4, 1)
+    assert len(set(group.losses(rows, images, labels).tolist())) == 4
