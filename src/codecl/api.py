@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,17 +10,20 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from codecl import record, stream, topology
+from codecl import record, stream
+from codecl import topology as topologies
 from codecl.agents import Parameters
 from codecl.config import RunConfig, merge, validate
 from codecl.errors import ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import Simulated, digest
 from codecl.layers import Survey, survey, without_running_statistics
+from codecl.methods import Method
 from codecl.models import MODELS
 from codecl.registry import lookup
 from codecl.seeding import derive, spawn
 from codecl.stream import STREAMS, Task, TaskData
+from codecl.topology import Graph
 from codecl.train import Setup, State, train
 
 OnEvent = Callable[[Event], None]
@@ -45,13 +48,8 @@ def fit(
     tasks: Sequence[Task],
     *,
     agents: int = 4,
-    topology: str = "ring",
-    method: str = "codec",
-    head: str | None = "auto",
-    dense: Collection[str] = (),
-    frozen: Collection[str] = (),
-    seed: int = 0,
-    name: str = "fit",
+    topology: str | Graph = "ring",
+    method: str | Method = "codec",
     out: str | Path = "runs",
     device: str = "auto",
     again: bool = False,
@@ -60,30 +58,30 @@ def fit(
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
 
-    The module's own code is not changed, nor are its weights: the result holds a trained copy. `settings` are fields of
-    the config, nested (`train={"epochs": 5}`, `growth={"threshold": 0.95}`, `dtype="float64"`). A call that was made
-    before (same model, weights, data and settings) gives back the recorded run; `again=True` repeats it."""
+    The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
+    edge-list file or a networkx graph. `settings` are fields of the config: `head="fc"`, `seed=1`, `dense=["token"]`,
+    `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call that was made before (same model,
+    weights, data and settings) gives back the recorded run; `again=True` repeats it."""
     tasks = [task._replace(train=stream.tensors(task.train), test=stream.tensors(task.test)) for task in tasks]
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     fields = {
-        "preset": name,
-        "seed": seed,
+        "preset": "fit",
         "agents": agents,
-        "topology": topology_fields(topology),
-        "method": {"name": method},
-        "head": head,
-        "dense": tuple(dense),
-        "frozen": tuple(frozen),
-        "model": {"name": "own", "digest": digest(dict(model.state_dict()))[:16], "type": type(model).__name__},
+        "topology": topologies.from_name(topology) if isinstance(topology, str) else topologies.from_graph(topology),
+        "method": _method_fields(method),
+        "model": {"name": "own", "type": type(model).__name__, "digest": digest(dict(model.state_dict()))[:16]},
         "data": {"stream": "own", "digest": _digest(tasks)},
     }
     config = validate(merge(fields, settings))
     return run(config, out=Path(out), device=device, again=again, on_event=on_event, module=model, tasks=tasks)
 
 
-def topology_fields(name: str) -> dict[str, Any]:
-    return dict(topology.from_name(name))
+def _method_fields(method: str | Method) -> dict[str, Any]:
+    """A method by name, or one of the caller's own with its options: then it is known by where its class lives."""
+    if isinstance(method, str):
+        return {"name": method}
+    return {"name": f"{type(method).__module__}:{type(method).__qualname__}", **method.model_dump(mode="json")}
 
 
 def run(
@@ -103,13 +101,13 @@ def run(
     place = device_of(device)
     dealt = deal(config, tasks, place)
     module = module if module is not None else build_model(config, dealt)
-    done = record.claim(folder, config, again)
-    if done is not None:
+    done = record.recorded(folder, config)
+    if done is not None and not again:
         return Result(done, folder, False, module)
     setup, state = assemble(config, module, dealt, place)
     labels = {
         "benchmark": config.preset,
-        "method": config.method.name,
+        "method": record.word(config.method.name),
         "agents": config.agents,
         "topology": config.topology.name,
         "seed": config.seed,
@@ -167,7 +165,7 @@ def assemble(
 ) -> tuple[Setup, State]:
     """Build and check everything that the loop needs."""
     dtype = getattr(torch, config.dtype)
-    graph = topology.build(config.topology, config.agents, config.seed)
+    graph = topologies.build(config.topology, config.agents, config.seed)
     own = without_running_statistics(copy.deepcopy(module)).to(device, dtype)
     sample = tasks[0].prepare(tasks[0].train[0][:2])
     places = survey(own, sample, config.head, config.dense, config.frozen)

@@ -129,10 +129,16 @@ def resolve(start: Preset, changes: Fields) -> RunConfig:
 
 def validate(fields: Fields) -> RunConfig:
     """The config with these fields, every option of its method filled in; ConfigError names the first that is off."""
-    config: RunConfig = _validated(RunConfig, fields, "")
+    config = parse(fields)
     config.model.check()
     options = config.method.build().model_dump(mode="json")
     return config.model_copy(update={"method": MethodChoice(name=config.method.name, **options)})
+
+
+def parse(fields: Fields) -> RunConfig:
+    """A config as it was recorded: its method need not be here."""
+    config: RunConfig = _validated(RunConfig, fields, "")
+    return config
 
 
 def merge(base: Fields, changes: Fields) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 import codecl
-from codecl.config import RunConfig, difference, preset, resolve, validate
+from codecl.config import RunConfig, difference, parse, preset, resolve
 from codecl.errors import ConfigError, DataError
 from codecl.events import Event, Flooded
 from codecl.metrics import Status, metrics
@@ -24,13 +24,13 @@ from codecl.train import State
 
 def folder_of(config: RunConfig, out: Path) -> Path:
     """<out>/<preset>-<method>-<topology><agents>[-<digest>]/seed-<s>; the digest where more differs from the preset."""
-    name = f"{config.preset}-{_word(config.method.name)}-{_word(config.topology.name)}{config.agents}"
+    name = f"{config.preset}-{word(config.method.name)}-{word(config.topology.name)}{config.agents}"
     if not _as_preset(config):
         name += f"-{config.digest()[:6]}"
     return out / name / f"seed-{config.seed}"
 
 
-def _word(name: str) -> str:
+def word(name: str) -> str:
     """A name that fits in a folder's: of `path/file.py:Thing`, the thing."""
     return name.rpartition(":")[2].replace("/", "_")
 
@@ -57,7 +57,9 @@ class Record:
         self.facts: list[dict[str, Any]] = []
         self.began = time.time()
         self.state: State | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.exists():  # this very run, unfinished or to be repeated: `recorded` refuses anything else
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(config.dump(), encoding="utf-8")
 
     def environment(self, device: torch.device) -> None:
@@ -87,27 +89,23 @@ class Record:
         return out
 
 
-def claim(folder: Path, config: RunConfig, again: bool) -> dict[str, Any] | None:
-    """Make the folder ready for this run; gives the metrics where it holds the same run, complete, already."""
-    found = folder / "config.yaml"
+def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
+    """The metrics of this run, where the folder holds it complete. A folder with something else in it is refused."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
-    if not found.is_file():
+    if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: is there already and is not a run folder; choose another --out")
     before = read_config(folder)
     if before != config:
         changes = difference(before, config)
         raise ConfigError(f"{folder}: holds a run with another config ({'; '.join(changes[:3])}); choose another --out")
     done = _read(folder / "metrics.json")
-    if done and done["status"] != "partial" and not again:
-        return done
-    shutil.rmtree(folder)
-    return None
+    return done if done and done["status"] != "partial" else None
 
 
 def read_config(folder: Path) -> RunConfig:
     try:
-        return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+        return parse(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
     except (OSError, yaml.YAMLError, TypeError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{folder}: config.yaml is broken or of another version of codecl ({reason})") from error

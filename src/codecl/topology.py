@@ -214,3 +214,8 @@ def from_name(name: str) -> Mapping[str, Any]:
     if name not in TOPOLOGIES and path.is_file():
         return {"name": path.stem, "edges": read_edges(path)}
     return {"name": name, "edges": None}
+
+
+def from_graph(graph: Graph) -> Mapping[str, Any]:
+    """The config fields of a networkx graph: an undirected link is two edges."""
+    return {"name": "graph", "edges": tuple(sorted(nx.DiGraph(graph).edges))}

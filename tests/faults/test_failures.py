@@ -1,0 +1,125 @@
+"""What goes wrong is noticed, named, and loses nothing."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import codecl
+from codecl.errors import RunFailed
+from codecl.exchange import Simulated, digest
+from codecl.train import train
+from tests.problems import build, config, perceptron, tasks
+
+SMALL = {"train": {"epochs": 2, "batch": 4, "rate": 0.1}, "dtype": "float64"}
+
+
+class Damaging(Simulated):
+    """Flips one bit of what is flooded, on the way."""
+
+    def flood(self, root, payload):
+        arrived, announced = super().flood(root, payload)
+        name = sorted(arrived)[0]
+        arrived[name] = arrived[name].clone()
+        arrived[name].view(torch.uint8).view(-1)[3] ^= 1
+        return arrived, announced
+
+
+def test_a_damaged_flood_is_an_error_never_a_silent_decode():
+    setup, state = build(perceptron(), tasks(), config())
+    damaged = setup._replace(exchange=Damaging(setup.topology, torch.float64, torch.device("cpu")))
+    with pytest.raises(RunFailed, match=r"task 1: the flood of agent \d arrived damaged"):
+        list(train(damaged, state))
+
+
+def test_digests_tell_tensors_apart():
+    a = {"x": torch.zeros(2, 3), "y": torch.ones(2)}
+    same = {"y": torch.ones(2), "x": torch.zeros(2, 3)}
+    assert digest(a) == digest(same)
+    minus_zero = -torch.zeros(2, 3)
+    for other in (
+        {**a, "x": torch.zeros(3, 2)},
+        {**a, "x": torch.zeros(2, 3).double()},
+        {**a, "x": minus_zero},
+        {"x": a["x"], "z": a["y"]},
+        {"x": a["x"]},
+    ):
+        assert digest(other) != digest(a)
+    assert digest({"x": torch.zeros(0)}) != digest({})
+
+
+def test_a_loss_that_is_not_finite_names_task_step_and_agent_and_keeps_the_record(tmp_path):
+    unbounded = nn.Sequential(nn.Flatten(), nn.Linear(72, 10), nn.ReLU(), nn.Linear(10, 3))
+    stream = tasks()
+    images, labels = stream[1].train
+    huge = [stream[0], stream[1]._replace(train=(images * 1e200, labels)), stream[2]]
+    with pytest.raises(RunFailed, match=r"task 2 \(t1\), step \d+, agent \d: the loss is (nan|inf); lower train.rate"):
+        codecl.fit(unbounded, huge, out=tmp_path, method="dpsgd", **SMALL)
+    (folder,) = (path.parent for path in tmp_path.rglob("metrics.json"))
+    found = json.loads((folder / "metrics.json").read_text())
+    assert found["status"] == "partial"
+    assert len(found["accuracy_matrix"]) == 1
+    assert (folder / "model" / "task-1.safetensors").is_file()
+    kinds = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert kinds[-2:] == ["task", "end"]
+
+
+def test_the_step_that_is_named_is_the_first_bad_one():
+    setup, state = build(perceptron(), tasks(1), config())
+    bad = 0
+
+    class Poisoned(type(setup.tasks[0])):
+        def epoch(self, epoch, agents, batch):
+            nonlocal bad
+            for images, labels in super().epoch(epoch, agents, batch):
+                bad += 1
+                if bad == 5:
+                    images[2] = torch.nan
+                yield images, labels
+
+    setup.tasks[0].__class__ = Poisoned
+    with pytest.raises(RunFailed, match=r"task 1 \(t0\), step 5, agent 2: the loss is nan"):
+        list(train(setup, state))
+
+
+def test_growth_on_inputs_that_are_not_finite_is_refused():
+    from codecl import growth
+
+    free = {"fc": [torch.eye(3, dtype=torch.float64)]}
+    bad = {"fc/0": (torch.full((3, 3), torch.nan, dtype=torch.float64), torch.tensor(1.0).double())}
+    with pytest.raises(RunFailed, match="inputs of layer 'fc' are not finite"):
+        growth.grow(free, bad, 0.9, torch.float64)
+
+
+def test_an_interrupted_run_leaves_a_partial_record_and_starts_again(tmp_path):
+    module, stream = perceptron(), tasks()
+
+    def stop(event):
+        if event.kind == "epoch" and event.task == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        codecl.fit(module, stream, out=tmp_path, on_event=stop, **SMALL)
+    (path,) = tmp_path.rglob("metrics.json")
+    assert json.loads(path.read_text())["status"] == "partial"
+    result = codecl.fit(module, stream, out=tmp_path, **SMALL)
+    assert result.trained
+    assert result.folder == path.parent
+    assert result.metrics["status"] == "complete"
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    from codecl.errors import ConfigError
+
+    module = perceptron()
+    again = codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
+    (again.folder / "config.yaml").write_text(
+        (again.folder / "config.yaml").read_text().replace("batch: 4", "batch: 5")
+    )
+    with pytest.raises(ConfigError, match=r"holds a run with another config \(train.batch: 5, 4\)"):
+        codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
+    (again.folder / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
+    assert (again.folder / "metrics.json").is_file()

@@ -1,0 +1,125 @@
+"""Tasks, shards and batches."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, TensorDataset
+
+from codecl.errors import ConfigError, DataError
+from codecl.seeding import choose, derive, spawn
+from codecl.stream import STREAMS, Task, TaskData, tensors
+from tests.problems import CPU
+
+
+def numbered(images, classes=2):
+    """Image i holds the number i."""
+    pixels = torch.arange(images, dtype=torch.float64)[:, None]
+    return Task((pixels, torch.arange(images) % classes), (pixels, torch.arange(images) % classes), classes, "numbers")
+
+
+def dealt(images, agents, seed=0, **changes):
+    return TaskData(0, numbered(images)._replace(**changes), agents, seed, torch.float64, CPU)
+
+
+@given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 5))
+def test_shards_cover_without_overlap(images, agents, seed):
+    if images < agents:
+        with pytest.raises(ConfigError, match=f"agents: {agents} is more than the {images} training images"):
+            dealt(images, agents, seed)
+        return
+    data = dealt(images, agents, seed)
+    assert sorted(torch.cat(list(data.shards)).tolist()) == list(range(images))
+    assert max(map(len, data.shards)) - min(map(len, data.shards)) <= 1
+
+
+@given(st.integers(4, 60), st.integers(1, 4), st.integers(1, 12), st.integers(0, 3))
+def test_an_epoch_is_full_batches_of_a_fresh_shuffle(images, agents, batch, epoch):
+    data = dealt(images, agents)
+    shard = images // agents
+    if batch > shard:
+        with pytest.raises(ConfigError, match=f"train.batch: {batch} is more than the {shard} images"):
+            data.steps(batch)
+        return
+    batches = list(data.epoch(epoch, range(agents), batch))
+    assert len(batches) == shard // batch == data.steps(batch)
+    for agent in range(agents):
+        seen = torch.cat([b.images_AB[agent, :, 0] for b in batches]).long().tolist()
+        assert len(set(seen)) == len(seen)
+        assert set(seen) <= set(data.shards[agent].tolist())
+    again = next(iter(data.epoch(epoch, range(agents), batch)))
+    assert torch.equal(again.images_AB, batches[0].images_AB)
+
+
+def test_epochs_agents_and_seeds_shuffle_differently():
+    def first(seed, epoch):
+        return next(iter(dealt(400, 2, seed).epoch(epoch, range(2), 50))).images_AB.tolist()
+
+    assert first(0, 0) != first(0, 1) != first(1, 1)
+    alone = next(iter(dealt(400, 2).epoch(0, [1], 50)))  # an agent's batches do not depend on who else is here
+    assert alone.images_AB[0].tolist() == first(0, 0)[1]
+
+
+def test_equal_paths_give_equal_streams_and_different_ones_do_not():
+    draws = [
+        torch.rand(4, generator=spawn(*path)).tolist()
+        for path in ((1, "a", 2), (1, "a", 2), (1, "a", 3), (1, "b", 2), (2, "a", 2))
+    ]
+    assert draws[0] == draws[1]
+    assert len({tuple(draw) for draw in draws}) == 4
+    assert derive(7, "shards", 0) == 361076093109538813  # on every machine, in every version
+    assert {choose(5, task, 4) for task in range(40)} == {0, 1, 2, 3}
+
+
+def test_uint8_images_are_scaled_and_normalised():
+    pixels = torch.full((4, 2, 1, 1), 255, dtype=torch.uint8)
+    task = Task((pixels, torch.tensor([0, 1, 0, 1])), (pixels, torch.zeros(4)), 2, mean=(0.5, 0.0), std=(0.5, 2.0))
+    data = TaskData(0, task, 1, 0, torch.float32, CPU)
+    assert data.prepare(pixels)[0].flatten().tolist() == [1.0, 0.5]
+    assert data.prepare(pixels).dtype == torch.float32
+
+
+class Pairs(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)), index % 2
+
+
+def test_data_sets_and_pairs_of_tensors_are_the_same_to_us():
+    images, labels = tensors(Pairs())
+    for source in (TensorDataset(images, labels), (images, labels), (images.numpy(), labels.numpy())):
+        again = tensors(source)
+        assert torch.equal(again[0], images)
+        assert torch.equal(again[1], labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"classes": 3}, "task 'numbers': class 2 has no training images"),
+        ({"classes": 1}, "training label 1 is outside 0 to 0"),
+        ({"train": (torch.zeros(5, 1), torch.zeros(4))}, "5 training images but 4 labels"),
+        ({"test": (torch.zeros(0, 1), torch.zeros(0))}, "0 test images but 0 labels"),
+        ({"train": (torch.full((4, 1), torch.nan), torch.arange(4) % 2)}, "NaN or infinity"),
+    ],
+)
+def test_bad_data_is_named(changes, reason):
+    with pytest.raises(DataError, match=reason):
+        dealt(20, 2, **changes)
+
+
+def test_the_quickstart_has_the_five_tasks_it_promises():
+    stream = STREAMS["quickstart"]()
+    names = ["digits", "clothes", "transposed digits", "upside-down clothes", "inverted mirrored digits"]
+    assert [task.name for task in stream] == names
+    pictures = [task.train[0] for task in stream]
+    assert all(p.shape == (2000, 1, 28, 28) and p.dtype == torch.uint8 for p in pictures)
+    assert all(task.test[0].shape == (500, 1, 28, 28) for task in stream)
+    assert all(torch.bincount(task.train[1]).tolist() == [200] * 10 for task in stream)
+    assert all(torch.bincount(task.test[1]).tolist() == [50] * 10 for task in stream)
+    assert torch.equal(pictures[2], pictures[0].transpose(-1, -2))
+    assert torch.equal(pictures[3], pictures[1].flip(-2))
+    assert torch.equal(pictures[4], 255 - pictures[0].flip(-1))
+    assert pictures[4].float().mean() > 200  # inverted: mostly bright
