@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codecl.errors import CodeclError, ConfigError
+from codecl.errors import CodeclError, ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,20 +49,21 @@ def run(
 ) -> None:
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
     from codecl import api
+    from codecl import topology as topologies
 
     configs = list(_grid(preset, method, agents, topology, seeds, settings or []))
     api.device_of(device)
+    for config in configs:  # what can be refused is refused before anything runs
+        topologies.build(config.topology, config.agents, config.seed)
     console, notes = _console(as_json), _console(True)
     done: list[Result] = []
-    failed: CodeclError | None = None
+    failed: RunFailed | None = None
     for number, config in enumerate(configs, 1):
         if not quiet:
             _announce(notes if as_json else console, config, number, len(configs))
         try:
             done.append(_one(config, out, device, again, quiet, notes if as_json else console))
-        except ConfigError:
-            raise
-        except CodeclError as error:  # the rest of the grid can still succeed
+        except RunFailed as error:  # the rest of the grid can still succeed
             print(f"codecl: {error}; what was recorded is in {_folder(config, out)}", file=sys.stderr)
             failed = error
     if as_json:
@@ -154,9 +155,9 @@ def _grid(
     changes: dict[str, Any] = {}
     for text in settings:
         changes = configs.merge(changes, configs.setting(text))
-    named = [{"method": {"name": name}} for name in _words(method)]
-    if not named:
-        named = [{}] if "name" in changes.get("method", {}) else [{"method": {"name": name}} for name in start.methods]
+    options = changes.pop("method", {})
+    names = _words(method) or ([options["name"]] if "name" in options else list(start.methods))
+    named = [{"method": fields} for fields in _method_fields(names, options)]
     sizes = [{"agents": _number("--agents", word)} for word in _words(agents)] or [{}]
     graphs = [{"topology": from_name(word)} for word in _words(topology)] or [{}]
     numbers = [{"seed": _number("--seeds", word)} for word in _words(seeds)] or [{}]
@@ -165,6 +166,16 @@ def _grid(
         for part in parts:
             fields = configs.merge(fields, part)
         yield configs.resolve(start, fields)
+
+
+def _method_fields(names: list[str], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each method with those of the options that it has; an option that none of them has goes to all, to be refused."""
+    from codecl.config import MethodChoice
+
+    known = {name: set(MethodChoice(name=name).kind().model_fields) for name in names}
+    odd = set(options) - set().union(*known.values())
+    for name in names:
+        yield {**{key: value for key, value in options.items() if key in known[name] | odd}, "name": name}
 
 
 def _words(text: str | None) -> list[str]:

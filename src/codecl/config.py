@@ -37,11 +37,14 @@ class Choice(BaseModel):
 class MethodChoice(Choice):
     """Any method of the table or a user's own, its options checked and completed by the method itself."""
 
-    def build(self) -> Method:
+    def kind(self) -> type[Method]:
         kind = lookup("method", METHODS, self.name)
         if not (inspect.isclass(kind) and issubclass(kind, Method)):
             raise ConfigError(f"method: {self.name!r} is not a codecl Method class")
-        method: Method = _validated(kind, self.options, "method")
+        return kind
+
+    def build(self) -> Method:
+        method: Method = _validated(self.kind(), self.options, "method")
         return method
 
 
@@ -147,7 +150,9 @@ def merge(base: Fields, changes: Fields) -> dict[str, Any]:
     for key, value in changes.items():
         before = out.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            renamed = key in ("method", "model") and value.get("name", before.get("name")) != before.get("name")
+            renamed = (
+                key in ("method", "model") and "name" in before and value.get("name", before["name"]) != before["name"]
+            )
             out[key] = merge({} if renamed else before, value)
         else:
             out[key] = value

@@ -1,0 +1,261 @@
+"""Each command on the smallest thing it can do, through the installed entry point."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import codecl
+from codecl.methods import METHODS
+from codecl.topology import TOPOLOGIES
+
+TINY = ("--set", "train.epochs=1", "--set", "train.batch=50")
+ENTRY = str(Path(sys.executable).with_name("codecl"))
+
+
+def failed(done, code):
+    """One clear line on standard error, no traceback, the right exit code; gives the line."""
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("codecl: ")
+    return line
+
+
+def test_help_does_not_import_torch(cli, tmp_path):
+    done = cli("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for command in ("run", "presets", "show", "methods", "topologies", "models", "table"):
+        assert re.search(rf"^\s+{command}\b", done.stdout, re.M)
+    code = "import sys, codecl.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
+def test_version_and_module(cli, tmp_path):
+    assert cli("--version", cwd=tmp_path).stdout.strip() == f"codecl {codecl.__version__}"
+    done = subprocess.run([sys.executable, "-m", "codecl", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == f"codecl {codecl.__version__}"
+
+
+def test_lists(cli, tmp_path):
+    assert "quickstart" in cli("presets", cwd=tmp_path).stdout
+    shown = cli("methods", cwd=tmp_path).stdout
+    assert all(name in shown for name in METHODS)
+    shown = cli("topologies", cwd=tmp_path).stdout
+    assert all(name in shown for name in TOPOLOGIES)
+    assert "alexnet" in cli("models", cwd=tmp_path).stdout
+
+
+def test_show_is_the_resolved_config(cli, tmp_path):
+    config = yaml.safe_load(cli("show", "quickstart", "--set", "train.rate=0.05", cwd=tmp_path).stdout)
+    assert config["train"]["rate"] == 0.05
+    assert config["method"] == {"name": "codec"}
+    config = yaml.safe_load(cli("show", "--method", "d-ewc", "--set", "method.penalty=7", cwd=tmp_path).stdout)
+    assert config["method"] == {"name": "d-ewc", "penalty": 7.0, "penalty_step": "clipped", "clip": 100.0}
+
+
+def test_in_a_grid_a_method_takes_the_options_it_has():
+    from codecl.cli import _grid
+
+    settings = ["method.penalty_step=implicit", "train.rate=0.2"]
+    codec, ewc = _grid("quickstart", "codec,d-ewc", None, None, None, settings)
+    assert codec.method.options == {}
+    assert ewc.method.options["penalty_step"] == "implicit"
+    assert codec.train.rate == ewc.train.rate == 0.2
+
+
+@pytest.fixture(scope="module")
+def grid(cli, tmp_path_factory):
+    """Two methods × two seeds on three agents."""
+    folder = tmp_path_factory.mktemp("grid")
+    done = cli("run", "--method", "codec,dpsgd", "--agents", "3", "--seeds", "1,2", *TINY, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_a_grid_runs_every_combination_and_ends_with_a_table(grid):
+    folder, done = grid
+    runs = sorted(str(path.parent.relative_to(folder / "runs")) for path in folder.rglob("metrics.json"))
+    assert [re.sub("-[0-9a-f]{6}/", "/", run) for run in runs] == [
+        "quickstart-codec-ring3/seed-1",
+        "quickstart-codec-ring3/seed-2",
+        "quickstart-dpsgd-ring3/seed-1",
+        "quickstart-dpsgd-ring3/seed-2",
+    ]
+    assert "[4/4] quickstart: dpsgd, 3 agents on ring, seed 2" in done.stdout
+    assert re.search(r"codec +ring 3 +2 +\d+\.\d\d ± \d+\.\d\d", done.stdout)
+    assert "task 5/5 inverted mirrored digits" in done.stdout  # plain lines where there is no terminal
+    assert "\x1b" not in done.stdout
+
+
+def test_a_complete_run_is_shown_not_repeated(cli, grid):
+    folder, _ = grid
+    done = cli("run", "--method", "codec", "--agents", "3", "--seeds", "1", *TINY, cwd=folder)
+    assert done.returncode == 0
+    assert "complete already" in done.stdout
+    assert "when learned" in done.stdout
+
+
+def test_the_table_of_recorded_runs(cli, grid):
+    folder, _ = grid
+    done = cli("table", "runs", cwd=folder)
+    assert re.search(r"codec +ring 3 +2 ", done.stdout)
+    assert re.search(r"dpsgd +ring 3 +2 ", done.stdout)
+    found = json.loads(cli("table", "runs", "--json", cwd=folder).stdout)
+    assert {(run["method"], run["seed"]) for run in found} == {("codec", 1), ("codec", 2), ("dpsgd", 1), ("dpsgd", 2)}
+    assert "no such folder" in failed(cli("table", "nowhere", cwd=folder), 3)
+    (folder / "empty").mkdir()
+    assert "no finished runs" in failed(cli("table", "empty", cwd=folder), 3)
+    broken = folder / "broken" / "seed-1"
+    broken.mkdir(parents=True)
+    (broken / "metrics.json").write_text("{")
+    assert "metrics.json is missing, broken" in failed(cli("table", "broken", cwd=folder), 3)
+
+
+def test_json_is_all_that_is_printed(cli, tmp_path):
+    done = cli("run", "--method", "stl", "--json", "--quiet", "--out", "elsewhere", *TINY, cwd=tmp_path)
+    (run,) = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert run["schema"] == 1
+    assert run["status"] == "complete"
+    assert run["method"] == "stl"
+    assert run["folder"].startswith("elsewhere/quickstart-stl-ring4-")
+    assert json.loads((tmp_path / run["folder"] / "metrics.json").read_text())["acc"] == run["acc"]
+    environment = json.loads((tmp_path / run["folder"] / "environment.json").read_text())
+    assert environment["codecl"] == codecl.__version__
+    assert environment["device"] == "cpu"
+
+
+def test_an_edge_list_from_the_command_line(cli, tmp_path):
+    (tmp_path / "line.txt").write_text("0 1\n1 2\n")
+    arguments = ("run", "--method", "dpsgd", "--topology", "line.txt", "--agents", "3", "--json", *TINY)
+    done = cli(*arguments, cwd=tmp_path)
+    (run,) = json.loads(done.stdout)
+    assert run["topology"] == "line"
+    (tmp_path / "line.txt").unlink()  # the links are in the recorded config
+    config = yaml.safe_load((tmp_path / run["folder"] / "config.yaml").read_text())
+    assert config["topology"]["edges"] == [[0, 1], [1, 0], [1, 2], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("run", "quikstart"), 2, "preset: 'quikstart' is unknown, did you mean 'quickstart'"),
+        (("run", "--method", "codek"), 2, "method: 'codek' is unknown, did you mean 'codec'"),
+        (("run", "--topology", "moebius"), 2, "topology: 'moebius' is unknown"),
+        (("run", "--agents", "three"), 2, "--agents: 'three' is not a whole number"),
+        (("run", "--agents", "3000"), 2, "agents: 3000 is more than the 2000 training images of task 'digits'"),
+        (("run", "--agents", "0"), 2, "agents: 0 is not allowed"),
+        (("run", "--agents", "7", "--topology", "torus"), 2, "7 is not: try 8"),
+        (("run", "--set", "train.rat=1"), 2, "train.rat: there is no such field, did you mean 'rate'"),
+        (("run", "--set", "trian.rate=1"), 2, "trian: there is no such field, did you mean 'train'"),
+        (("run", "--set", "train.rate=-1"), 2, "train.rate: -1 is not allowed: it should be greater than 0"),
+        (("run", "--set", "train.rate"), 2, "write it as field=value"),
+        (("run", "--set", "train.batch=501"), 2, "train.batch: 501 is more than the 500 images"),
+        (("run", "--set", "growth.threshold=0"), 2, "growth.threshold: 0 is not allowed"),
+        (("run", "--set", "growth.threshold=1.01"), 2, "growth.threshold: 1.01 is not allowed"),
+        (("run", "--set", "model.width=3"), 2, "model.width: convnet has no such option"),
+        (("run", "--set", "train.order=before"), 2, "'paper' or 'adapt-then-combine'"),
+        (("run", "--method", "d-ewc", "--set", "method.penalty_step=soft"), 2, "'clipped' or 'implicit'"),
+        (("run", "--method", "codec", "--set", "method.penalty=1"), 2, "method.penalty: there is no such field"),
+        (("run", "--set", "topology.edge_probability=0.01", "--topology", "erdos-renyi"), 2, "is not connected"),
+        (("run", "--device", "tpu"), 2, "device: 'tpu' is not one of auto, cpu, cuda"),
+        (("run", "--nonsense"), 2, "No such option"),
+        (("walk",), 2, "No such command"),
+        (("run", "--set", "data.stream=missing"), 2, "data.stream: 'missing' is unknown"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path, arguments, code, says):
+    assert says in failed(cli(*arguments, cwd=tmp_path), code)
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_a_class_without_images(cli, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nimport codecl\n"
+        "def stream():\n"
+        "    x, y = torch.rand(40, 1, 28, 28), torch.arange(40) % 9\n"
+        "    return [codecl.Task((x, y), (x, y), 10, 'letters')]\n"
+    )
+    line = failed(cli("run", "--set", "data.stream=mine.py:stream", "--quiet", cwd=tmp_path), 3)
+    assert "task 'letters': class 9 has no training images" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_becomes_nan_ends_the_run_and_keeps_the_record(cli, tmp_path):
+    done = cli("run", "--method", "dpsgd", "--set", "train.rate=1e30", *TINY, "--quiet", cwd=tmp_path)
+    line = failed(done, 1)
+    assert re.search(r"task 1 \(digits\), step \d, agent \d: the loss is (nan|inf); lower train\.rate", line)
+    assert "what was recorded is in runs/quickstart-dpsgd-ring4-" in line
+    (path,) = tmp_path.rglob("metrics.json")
+    assert json.loads(path.read_text())["status"] == "partial"
+
+
+def test_an_output_folder_with_another_config_is_refused_and_left_alone(cli, tmp_path):
+    arguments = ("run", "--method", "dpsgd", "--quiet", *TINY)
+    assert cli(*arguments, cwd=tmp_path).returncode == 0
+    (path,) = tmp_path.rglob("config.yaml")
+    path.write_text(path.read_text().replace("rate: 0.1", "rate: 0.3"))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert "holds a run with another config (train.rate: 0.3, 0.1)" in failed(cli(*arguments, cwd=tmp_path), 2)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def wait_for(condition, process, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_cleanly_and_says_what_was_kept(cli, tmp_path):
+    command = [ENTRY, "run", "--method", "codec", "--set", "train.epochs=3"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any('"eval"' in path.read_text() for path in tmp_path.rglob("events.jsonl")), process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (line,) = errors.strip().splitlines()
+    assert line.startswith("codecl: interrupted; events, metrics and model of the finished tasks are in runs/")
+    (path,) = tmp_path.rglob("metrics.json")
+    kept = json.loads(path.read_text())
+    assert kept["status"] == "partial"
+    assert len(kept["accuracy_matrix"]) >= 1
+    assert (path.parent / "model" / "task-1.safetensors").is_file()
+    shown = cli("table", "runs", cwd=tmp_path).stdout
+    assert "partial" in shown
+
+
+def test_on_a_terminal_progress_is_live(tmp_path):
+    """A real pseudo-terminal: task, epoch, loss, accuracy, bytes and time left, then the tables."""
+    main, side = pty.openpty()
+    command = [ENTRY, "run", "--method", "codec", *TINY[:1], "train.epochs=2", *TINY[2:]]
+    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=side, stdout=side, stderr=side, env=variables)
+    os.close(side)
+    screen = b""
+    while True:
+        ready, _, _ = select.select([main], [], [], 120)
+        assert ready, "nothing was shown for two minutes"
+        try:
+            some = os.read(main, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not some:
+            break
+        screen += some
+    assert process.wait(timeout=60) == 0
+    text = screen.decode()
+    assert "\x1b[" in text
+    assert re.search(r"task 2/5 clothes · epoch 1/2 · loss \d\.\d+ · acc \d+\.\d % · sent \d+", text)
+    assert re.search(r"\d:\d\d:\d\d", text)
+    assert "when learned → at the end" in text
