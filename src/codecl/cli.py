@@ -179,7 +179,7 @@ def _method_fields(names: list[str], options: dict[str, Any]) -> Iterator[dict[s
 
 
 def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+    return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
 
 
 def _number(option: str, word: str) -> int:
