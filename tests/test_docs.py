@@ -47,3 +47,37 @@ def test_the_example_of_ones_own_data(folder):
     done = subprocess.run([sys.executable, "-W", "error", "mine.py"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[0]) > 90
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def readme_commands():
+    lines = re.findall(r"^\$ (codecl .*)$", README, re.M)
+    return [part.strip() for line in lines for part in line.partition("#")[0].split(";")]
+
+
+@pytest.mark.slow
+def test_every_command_in_the_readme_works_in_order(tmp_path):
+    commands = readme_commands()
+    assert len(commands) >= 8
+    for command in commands:
+        words = shlex.split(command)
+        tiny = TINY if words[1] == "run" else []
+        words[0] = str(Path(sys.executable).with_name("codecl"))
+        done = subprocess.run([*words, *tiny], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert done.stdout.strip()
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    assert README.count("\n") < 100
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing():
+    picture = (ROOT / "docs" / "quickstart.svg").read_text().replace("&#160;", " ")
+    assert "url(http" not in picture
+    for words in ("make demo", "codec, 4 agents on ring, seed 0", "inverted mirrored digits", "BWT"):
+        assert words in picture

@@ -1,9 +1,12 @@
 """What the quickstart promises, measured as a user would see it."""
 
 import json
+import re
 import time
 
 import pytest
+
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -41,3 +44,12 @@ def test_compression_loses_nothing_in_float32(runs):
 
 def test_both_methods_take_at_most_a_minute(runs):
     assert runs[1] < 60
+
+
+def test_the_picture_in_the_readme_shows_these_numbers(runs):
+    """To within what float32 on another processor may change."""
+    picture = (ROOT / "docs" / "quickstart.svg").read_text().replace("&#160;", " ")
+    for method in ("codec", "dpsgd"):
+        acc, bwt = re.search(rf"[> ]{method} +ring 4 +1 +([\d.]+) +(-?[\d.]+) ", picture).groups()
+        assert float(acc) == pytest.approx(runs[0][method]["acc"], abs=2)
+        assert float(bwt) == pytest.approx(runs[0][method]["bwt"], abs=2.5)

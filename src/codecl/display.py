@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from codecl.config import RunConfig
 from codecl.events import Epoch, Evaluated, Event, TaskOpened
@@ -21,12 +22,12 @@ class Story:
     def __init__(self, config: RunConfig, tasks: int) -> None:
         self.config, self.tasks = config, tasks
         self.sent, self.loss, self.acc = 0, "", ""
-        self.task, self.steps, self.done = "", 0, 0
+        self.task, self.name, self.steps, self.done = "", "", 0, 0
 
     def note(self, event: Event) -> None:
         self.sent += getattr(event, "bytes", 0)
         if isinstance(event, TaskOpened):
-            self.task, self.steps = f"task {(event.task or 0) + 1}/{self.tasks} {event.name}", event.steps
+            self.task, self.name, self.steps = f"task {(event.task or 0) + 1}/{self.tasks}", event.name, event.steps
         elif isinstance(event, Epoch):
             self.loss = f"loss {sum(event.loss) / len(event.loss):.3f}"
         elif isinstance(event, Evaluated):
@@ -42,7 +43,7 @@ class Story:
 
     def line(self, epoch: int | None) -> str:
         where = "" if epoch is None else f"epoch {epoch + 1}/{self.config.train.epochs}"
-        parts = [self.task, where, self.loss, self.acc, f"sent {size(self.sent)}"]
+        parts = [self.task, where, self.loss, self.acc, f"sent {size(self.sent)}", self.name]
         return " · ".join(part for part in parts if part)
 
 
@@ -61,8 +62,14 @@ def watching(console: Console, config: RunConfig, tasks: int, quiet: bool) -> It
 @contextmanager
 def _live(console: Console, config: RunConfig, tasks: int) -> Iterator[Watch]:
     story = Story(config, tasks)
-    columns = (TextColumn(f"[bold]{config.method.name}[/]"), BarColumn(24), TextColumn("{task.description}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    story_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
+    columns = (
+        TextColumn(f"[bold]{config.method.name}[/]", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
+        BarColumn(10, table_column=Column(min_width=10)),
+        TextColumn("{task.description}", table_column=story_column),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         bar = progress.add_task("starting", total=None)
 
         def watch(event: Event) -> None:

@@ -121,15 +121,15 @@ def in_words(runs: Sequence[Metrics]) -> str:
     if ours["bwt"] is None or ours["traffic"]["cc"] is None:
         return ""
     sent = ours["traffic"]["train_bytes"] + ours["traffic"]["boundary_bytes"]
+    full = ours["traffic"]["full_bytes"]
     return (
-        f"Of what they had learned, codec {_change(ours['bwt'])} and plain dpsgd {_change(plain['bwt'])} (BWT).\n"
-        f"codec sent {size(sent)}; full communication would have sent"
-        f" {size(ours['traffic']['full_bytes'])}, {ours['traffic']['cc']:.2f} times as much."
+        f"Of what they had learned, codec {_change(ours['bwt'])}, plain dpsgd {_change(plain['bwt'])} (BWT).\n"
+        f"codec sent {size(sent)} where full communication sends {size(full)}, {full / sent:.2f} times as much."
     )
 
 
 def _change(bwt: float) -> str:
-    return f"lost {-bwt:.1f} points" if bwt < 0 else f"lost nothing (gained {bwt:.1f} points)"
+    return f"lost {-bwt:.2f} points" if bwt < 0 else f"lost nothing ({bwt:+.2f} points)"
 
 
 def size(count: float) -> str:
