@@ -31,9 +31,9 @@ def on_terminal(command: list[str], cwd: str) -> str:
 with tempfile.TemporaryDirectory() as folder:
     home = Path(__file__).resolve().parent
     text = on_terminal([str(Path(sys.executable).with_name("codecl")), "run"], folder)
-# the progress line was erased when its run ended: what follows the last erasure of a line is what stays
+# the progress line is erased when its run ends
 lines = [re.split(r"\x1b\[2K", line)[-1] for line in text.replace("\r\n", "\n").split("\n")]
-kept = [line for line in lines if "task 1/5" not in line and "starting" not in line and "recorded in" not in line]
+kept = [line for line in lines if "━━" not in line and "recorded in" not in line]
 console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
 console.print("[bold green]$[/] make demo")
 console.print(Text.from_ansi("\n".join(kept).strip("\n")))

@@ -12,6 +12,8 @@ from hypothesis import settings
 settings.register_profile("codecl", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("codecl")
 
+torch.set_num_threads(1)  # problems here are tiny: more threads only get in each other's way
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -174,6 +174,20 @@ def test_what_codecl_cannot_follow_is_refused_by_name(module, named):
     assert named in refusal(Skipping(), torch.randn(3, 4), head=None)
 
 
+def test_raw_parameters_that_are_used_as_weights_are_layers_too():
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ParameterDict({"a": nn.Parameter(torch.randn(5, 4)), "b": nn.Parameter(torch.randn(4, 5))})
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = functional.linear(x, self.inner["a"])
+            return self.head(functional.linear(x, self.inner["b"]))
+
+    assert [layer.name for layer in look(Raw(), torch.randn(3, 4)).layers] == ["inner.a", "inner.b"]
+
+
 def test_norms_train_in_the_first_task_and_constants_never():
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2))
     module[3].weight.requires_grad_(False)

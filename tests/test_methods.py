@@ -41,6 +41,16 @@ def test_a_layer_with_nothing_left_free_is_legal_and_silent():
     assert opened[-1].coordinates == 10 * opened[-1].free["1"] + 27
 
 
+def test_nothing_left_free_at_all_changes_nothing():
+    settings = config(head=None, growth={"threshold": 1.0, "images": 24})
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    setup, start = build(module, tasks(shape=(1, 2, 2)), settings)
+    opened = [event.coordinates for event in train(setup, start) if event.kind == "task"]
+    assert opened == [15, 0, 0]
+    first, _, last = states(setup, start)
+    assert all(torch.equal(first.parameters[name], value) for name, value in last.parameters.items())
+
+
 @pytest.mark.parametrize("model", [perceptron, convolutional])
 def test_subspace_from_all_is_the_growth_of_all_images_in_one_place(model):
     settings = config(growth={"subspace_from": "all", "images": 20})

@@ -147,6 +147,8 @@ class Agents:
         """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one."""
         coords = coords_AD.detach().requires_grad_()
         loss_A = self.losses(coords, images_AB, labels_AB)
+        if self.layout.size == 0:  # nothing is left free
+            return loss_A.detach(), torch.zeros_like(coords_AD)
         (grad_AD,) = torch.autograd.grad(loss_A.sum(), coords)
         return loss_A.detach(), grad_AD
 

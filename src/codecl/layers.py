@@ -170,9 +170,10 @@ def _layer(module: nn.Module, use: Use, names: Mapping[int, str], images: int, t
     trains = use.bias is not None and use.bias.requires_grad
     bias = names.get(id(use.bias)) if trains else None
     owner = weight.rpartition(".")[0]
-    rows = _columns(use).shape[-1] // images
-    plain = type(module.get_submodule(owner)) is nn.Linear and weight not in tied and (trains or use.bias is None)
-    return Layer(owner or weight, weight, bias, use.weight.shape, use.groups, rows, plain)
+    part = module.get_submodule(owner)
+    name = owner if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) else weight
+    linear = type(part) is nn.Linear and weight not in tied and (trains or use.bias is None)
+    return Layer(name, weight, bias, use.weight.shape, use.groups, _columns(use).shape[-1] // images, linear)
 
 
 def _head(module: nn.Module, head: str | None, called: list[str], aliases: Mapping[str, str]) -> set[str]:

@@ -72,9 +72,10 @@ class TaskData:
     def epoch(self, epoch: int, agents: Sequence[int], batch: int) -> Iterator[Batch]:
         """Full batches of a fresh shuffle of each agent's shard."""
         steps = self.steps(batch)
+        images, labels = self.train
         order_ASB = torch.stack([self._shuffled(agent, epoch)[: steps * batch].view(steps, batch) for agent in agents])
-        for index_AB in order_ASB.unbind(1):
-            yield self._batch(index_AB)
+        for index_AB in order_ASB.to(labels.device).unbind(1):
+            yield Batch(self.prepare(images[index_AB]), labels[index_AB])
 
     def sample(self, agent: int, images: int) -> Tensor:
         """Some images of an agent's shard, for growth."""
@@ -100,11 +101,6 @@ class TaskData:
     def _shuffled(self, agent: int, epoch: int) -> Tensor:
         shard = self.shards[agent]
         return shard[torch.randperm(len(shard), generator=spawn(self.seed, "shuffle", agent, self.index, epoch))]
-
-    def _batch(self, index_AB: Tensor) -> Batch:
-        images, labels = self.train
-        index = index_AB.to(labels.device)
-        return Batch(self.prepare(images[index]), labels[index])
 
 
 def tensors(source: Images | Dataset[Any]) -> Images:

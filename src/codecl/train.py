@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from codecl.agents import Agents, Layout, Parameters, Running, accuracy, layout
+from codecl.agents import Agents, Parameters, Running, accuracy, layout
 from codecl.errors import RunFailed
 from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Step, TaskOpened
 from codecl.exchange import Exchange, digest
@@ -72,86 +72,65 @@ class Setup(NamedTuple):
 
 def train(setup: Setup, state: State) -> Iterator[Event]:
     """Learn one task after another, from `state` on (Algorithm 1)."""
-    running: Running = "loop" if setup.train.running == "loop" else "stacked"
+    method, exchange, config = setup.method, setup.exchange, setup.train
+    running: Running = "loop" if config.running == "loop" else "stacked"
     for data in setup.tasks[len(state.heads) :]:
-        plan = _open(setup, state, data)
-        agents = Agents(setup.module, plan, setup.train.batch, running)
-        coords_AD = plan.start().repeat(len(setup.exchange.agents), 1)
-        constants = setup.method.prepare(state.memory, plan)
+        free = method.free(state.memory, setup.survey.layers)
+        plan = layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
+        agents = Agents(setup.module, plan, config.batch, running)
+        coords_AD, constants = plan.start().repeat(len(exchange.agents), 1), method.prepare(state.memory, plan)
         yield _opened(setup, data, agents)
-        for epoch in range(setup.train.epochs):
-            rate, began, losses = setup.train.rate_at(epoch), time.perf_counter(), []
-            for batch in data.epoch(epoch, setup.exchange.agents, setup.train.batch):
-                if setup.train.order == "paper":  # messages travel while the gradient is computed
-                    pending = setup.exchange.start(coords_AD, "train")
+        for epoch in range(config.epochs):
+            rate, began, losses = config.rate_at(epoch), time.perf_counter(), []
+            for batch in data.epoch(epoch, exchange.agents, config.batch):
+                if config.order == "paper":  # messages travel while the gradient is computed
+                    pending = exchange.start(coords_AD, "train")
                     loss_A, grad_AD = agents.gradient(coords_AD, *batch)
-                    coords_AD = setup.method.step(constants, pending.wait(), coords_AD, grad_AD, rate)
+                    coords_AD = method.step(constants, pending.wait(), coords_AD, grad_AD, rate)
                 else:
                     loss_A, grad_AD = agents.gradient(coords_AD, *batch)
-                    half_AD = setup.method.step(constants, coords_AD, coords_AD, grad_AD, rate)
-                    coords_AD = setup.exchange.start(half_AD, "train").wait()
+                    half_AD = method.step(constants, coords_AD, coords_AD, grad_AD, rate)
+                    coords_AD = exchange.start(half_AD, "train").wait()
                 losses.append(loss_A)
-                step = epoch * data.steps(setup.train.batch) + len(losses)
-                yield Step(task=data.index, epoch=epoch, step=step, loss_A=loss_A, coords_AD=coords_AD)
-            yield _epoch(setup, data, epoch, torch.stack(losses), coords_AD, time.perf_counter() - began)
+                yield Step(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
+            yield _epoch(setup, data, epoch, torch.stack(losses), coords_AD, began)
         running = agents.running
         state = yield from _close(setup, state, data, agents, coords_AD)
         yield _evaluate(setup, state, data.index)
-
-
-def _open(setup: Setup, state: State, data: TaskData) -> Layout:
-    """The coordinates of a task: what is free, the live head, what trains whole."""
-    free = setup.method.free(state.memory, setup.survey.layers)
-    return layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
 
 
 def _close(
     setup: Setup, state: State, data: TaskData, agents: Agents, coords_AD: Tensor
 ) -> Generator[Event, None, State]:
     """Agree, grow, flood: afterwards every agent holds the same state."""
-    exchange, task, plan = setup.exchange, data.index, agents.layout
-    for _ in range(setup.topology.agree_rounds):
+    exchange, task, rounds = setup.exchange, data.index, setup.topology.agree_rounds
+    for _ in range(rounds):
         coords_AD = exchange.start(coords_AD, "agree").wait()
-    traffic = exchange.take_traffic()
     left = exchange.consensus_error(coords_AD)
-    yield Agreed(
-        task=task,
-        rounds=setup.topology.agree_rounds,
-        messages=traffic.agree_messages,
-        bytes=traffic.agree_bytes,
-        consensus_error=left,
-    )
+    yield Agreed(task=task, rounds=rounds, consensus_error=left, **exchange.traffic.take("agree"))
 
     began, chosen = time.perf_counter(), choose(setup.seed, task, setup.topology.agents)
     end = TaskEnd(
         data, setup.module, agents, coords_AD, state.memory, exchange, chosen, setup.train.batch, setup.growth
     )
     memory = setup.method.remember(end)
-    traffic, took = exchange.take_traffic(), time.perf_counter() - began
-    yield Grown(task=task, chosen=chosen, messages=traffic.pool_messages, bytes=traffic.pool_bytes, seconds=took)
+    yield Grown(task=task, chosen=chosen, seconds=time.perf_counter() - began, **exchange.traffic.take("pool"))
 
     payload = None
-    if chosen in end.here and memory is not None:
-        payload = _payload(plan.parameters(coords_AD[end.here[chosen]]), set(setup.survey.constant), memory)
+    if memory is not None:
+        parameters = agents.layout.parameters(coords_AD[end.here[chosen]])
+        payload = _payload(parameters, setup.survey.constant, memory)
     arrived, announced = exchange.flood(chosen, payload)
     if digest(arrived) != announced:
         raise RunFailed(f"task {task + 1}: the flood of agent {chosen} arrived damaged (its digest differs)")
     state = _unpack(setup, state, arrived)
-    traffic = exchange.take_traffic()
-    yield Flooded(
-        task=task,
-        chosen=chosen,
-        messages=traffic.flood_messages,
-        bytes=traffic.flood_bytes,
-        digest=announced,
-        state=state,
-    )
+    yield Flooded(task=task, chosen=chosen, digest=announced, state=state, **exchange.traffic.take("flood"))
     return state
 
 
-def _payload(parameters: Parameters, constant: set[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _payload(parameters: Parameters, constant: Sequence[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a flood carries: weights, finished head, norms, and the method's memory."""
-    weights = {f"weights/{name}": value for name, value in parameters.items() if name not in constant}
+    weights = {f"weights/{name}": value.clone() for name, value in parameters.items() if name not in constant}
     return {**weights, **{f"memory/{name}": value for name, value in memory.items()}}
 
 
@@ -185,28 +164,26 @@ def _opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
     )
 
 
-def _epoch(setup: Setup, data: TaskData, epoch: int, losses_SA: Tensor, coords_AD: Tensor, seconds: float) -> Epoch:
+def _epoch(setup: Setup, data: TaskData, epoch: int, losses_SA: Tensor, coords_AD: Tensor, began: float) -> Epoch:
     """Losses are read once an epoch; one that is not finite ends the run."""
     losses = setup.exchange.gather(losses_SA.mT).mT.cpu()
-    step = (epoch + 1) * len(losses)
+    rate, steps = setup.train.rate_at(epoch), len(losses)
     bad = (~losses.isfinite()).nonzero()
     if len(bad):
         at, agent = bad[0].tolist()
         raise RunFailed(
-            f"task {data.index + 1} ({data.name}), step {step - len(losses) + at + 1}, agent {agent}: the loss is"
-            f" {losses[at, agent].item()}; lower train.rate (it is {setup.train.rate_at(epoch):g})"
+            f"task {data.index + 1} ({data.name}), step {epoch * steps + at + 1}, agent {agent}: the loss is"
+            f" {losses[at, agent].item()}; lower train.rate (it is {rate:g})"
         )
-    traffic = setup.exchange.take_traffic()
     return Epoch(
         task=data.index,
         epoch=epoch,
-        step=step,
+        step=(epoch + 1) * steps,
         loss=losses.mean(0).tolist(),
-        rate=setup.train.rate_at(epoch),
+        rate=rate,
         consensus_error=setup.exchange.consensus_error(coords_AD),
-        messages=traffic.train_messages,
-        bytes=traffic.train_bytes,
-        seconds=seconds,
+        seconds=time.perf_counter() - began,
+        **setup.exchange.traffic.take("train"),
     )
 
 

@@ -14,23 +14,27 @@ Kind = Literal["train", "agree", "pool", "flood"]
 Tensors = Mapping[str, Tensor]
 
 
-class Traffic(NamedTuple):
-    """What left agents since the last look: messages and their bytes, by kind. A directed edge a message."""
+class Sent(NamedTuple):
+    """Messages that left agents, a directed edge each, and their bytes."""
 
-    train_messages: int = 0
-    train_bytes: int = 0
-    agree_messages: int = 0
-    agree_bytes: int = 0
-    pool_messages: int = 0
-    pool_bytes: int = 0
-    flood_messages: int = 0
-    flood_bytes: int = 0
+    messages: int = 0
+    bytes: int = 0
 
-    def plus(self, kind: Kind, messages: int, size: int) -> "Traffic":
-        counts = self._asdict()
-        counts[f"{kind}_messages"] += messages
-        counts[f"{kind}_bytes"] += messages * size
-        return Traffic(**counts)
+
+class Traffic:
+    """What leaves, counted where it leaves, by kind."""
+
+    def __init__(self) -> None:
+        self._sent: dict[Kind, Sent] = {}
+
+    def count(self, kind: Kind, messages: int, size: int) -> None:
+        """So many messages of so many bytes each."""
+        before = self._sent.get(kind, Sent())
+        self._sent[kind] = Sent(before.messages + messages, before.bytes + messages * size)
+
+    def take(self, kind: Kind) -> dict[str, int]:
+        """{messages, bytes} of this kind since the last look."""
+        return self._sent.pop(kind, Sent())._asdict()
 
 
 class Pending(Protocol):
@@ -45,6 +49,7 @@ class Exchange(Protocol):
     """Rows are agents of this process; bytes are counted where a message leaves, from the tensor that leaves."""
 
     agents: Sequence[int]  # of this process, by their number in the topology
+    traffic: Traffic
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Pending:
         """Send each row to those who hear it. `wait` gives W_mix · rows."""
@@ -64,10 +69,6 @@ class Exchange(Protocol):
 
     def gather(self, rows_A: Tensor) -> Tensor:
         """The rows of all agents, here. Watching only, not counted."""
-        ...
-
-    def take_traffic(self) -> Traffic:
-        """What was counted since the last call."""
         ...
 
 

@@ -26,24 +26,24 @@ class Simulated:
         self.topology = topology
         self.agents: Sequence[int] = range(topology.agents)
         self._mixing_AA = torch.from_numpy(topology.mixing).to(device, dtype)
-        self._traffic = Traffic()
+        self.traffic = Traffic()
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Mixed:
-        self._traffic = self._traffic.plus(kind, len(self.topology.edges), nbytes(rows_AD[0]))
+        self.traffic.count(kind, len(self.topology.edges), nbytes(rows_AD[0]))
         return Mixed(self._mixing_AA @ rows_AD)
 
     def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         sums = [dict(part) for part in parts]
         for parent, child in reversed(self.topology.tree_to(root)):
             for name, tensor in sums[child].items():
-                self._traffic = self._traffic.plus("pool", 1, nbytes(tensor))
+                self.traffic.count("pool", 1, nbytes(tensor))
                 sums[parent][name] = sums[parent][name] + tensor
         return sums[root]
 
     def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
         assert payload is not None, "all agents live here, the root too"
         sends = len(self.topology.tree(root))
-        self._traffic = self._traffic.plus("flood", sends, sum(map(nbytes, payload.values())))
+        self.traffic.count("flood", sends, sum(map(nbytes, payload.values())))
         return dict(payload), digest(payload)
 
     def consensus_error(self, rows_AD: Tensor) -> float:
@@ -51,7 +51,3 @@ class Simulated:
 
     def gather(self, rows_A: Tensor) -> Tensor:
         return rows_A
-
-    def take_traffic(self) -> Traffic:
-        taken, self._traffic = self._traffic, Traffic()
-        return taken
