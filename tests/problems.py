@@ -45,6 +45,21 @@ def convolutional() -> nn.Module:
     )
 
 
+class Tied(nn.Module):
+    """One weight used twice, and two layers that share a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.inner = nn.Linear(72, 6), nn.Linear(6, 6)
+        self.one, self.two = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.inner(torch.tanh(self.inner(torch.tanh(self.enter(x.flatten(1)))))))
+        return self.head(self.two(torch.tanh(self.one(x))))
+
+
 def config(**fields: object) -> RunConfig:
     small = {
         "preset": "test",

@@ -149,6 +149,13 @@ def test_settings_that_are_refused_name_field_value_and_what_is_allowed(tmp_path
     assert not any(tmp_path.iterdir())
 
 
+def test_images_that_do_not_fit_the_model_are_refused_before_training(tmp_path):
+    stream = [*tasks(1), *tasks(1, shape=(2, 5, 5))]
+    with pytest.raises(ConfigError, match=r"does not take images of shape \[2, 5, 5\]"):
+        codecl.fit(perceptron(), stream, out=tmp_path, **SMALL)
+    assert not any(tmp_path.iterdir())
+
+
 def test_no_tasks(tmp_path):
     with pytest.raises(ConfigError, match="there are none"):
         codecl.fit(perceptron(), [], out=tmp_path)

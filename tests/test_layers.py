@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations
 from codecl import layers
 from codecl.errors import ConfigError
 from codecl.models import MODELS
+from codecl.watch import without_running_statistics
 
 
 def look(module, images, **options):
@@ -43,7 +44,7 @@ def test_columns_times_weights_are_the_output(case, seed):
     images = torch.randn(
         3, conv.in_channels, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
-    places = look(nn.Sequential(conv), images, head=None)
+    places = look(nn.Sequential(conv, nn.Flatten()), images, head=None)
     (layer,) = places.layers
     parameters = dict(nn.Sequential(conv).named_parameters())
     ((_, use),) = layers.record(lambda: conv(images), [layer], parameters)
@@ -59,7 +60,7 @@ def test_columns_times_weights_are_the_output(case, seed):
 @given(convolutions())
 def test_split_undoes_join(case):
     conv, shape = case
-    module = nn.Sequential(conv)
+    module = nn.Sequential(conv, nn.Flatten())
     (layer,) = look(module, torch.zeros(1, conv.in_channels, *shape).double(), head=None).layers
     parameters = dict(module.named_parameters())
     again = layer.split(layer.join(parameters))
@@ -71,7 +72,7 @@ def test_split_undoes_join(case):
 def test_every_model_of_ours_has_a_place_for_every_parameter(name):
     shape = (1, 28, 28) if name in ("mlp", "convnet") else (3, 32, 32)
     module = MODELS[name](shape, 10)
-    places = look(layers.without_running_statistics(module), torch.randn(2, *shape))
+    places = look(without_running_statistics(module), torch.randn(2, *shape))
     carried = {n for layer in places.layers for n in (layer.weight, layer.bias) if n}
     assert carried | set(places.head) | set(places.first) == set(dict(module.named_parameters()))
     assert all(n.startswith("head.") for n in places.head)
@@ -119,6 +120,24 @@ def refusal(module, images, **options):
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def test_a_bias_of_two_layers_is_refused():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    module[1].bias = module[0].bias
+    assert "shares its bias '0.bias' with another layer" in refusal(module, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (nn.Sequential(nn.Linear(5, 2)), "does not take images of shape [4]"),
+        (nn.Sequential(nn.Linear(4, 2), nn.Flatten(0)), "for 3 images it gives [6]; it should give [3, classes]"),
+        (nn.RNN(4, 2), "for 3 images it gives tuple"),
+    ],
+)
+def test_a_model_that_is_no_classifier_of_these_images_is_refused(module, says):
+    assert says in refusal(module, torch.randn(3, 4))
 
 
 def test_a_transposed_tie_is_refused_and_can_be_dense_or_frozen():
@@ -212,7 +231,7 @@ def test_the_head_is_the_last_linear_that_is_called():
     assert look(Backwards(), torch.randn(2, 4), head="inner").head == ("inner.weight", "inner.bias")
     assert look(Backwards(), torch.randn(2, 4), head=None).head == ()
     assert "there are out, inner" in refusal(Backwards(), torch.randn(2, 4), head="fc")
-    assert "no Linear" in refusal(nn.Sequential(nn.Conv1d(1, 1, 1)), torch.randn(2, 1, 4))
+    assert "no Linear" in refusal(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Flatten()), torch.randn(2, 1, 4))
     assert "no parameter 'x'" in refusal(Backwards(), torch.randn(2, 4), dense=["x"])
 
 

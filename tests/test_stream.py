@@ -102,6 +102,8 @@ def test_data_sets_and_pairs_of_tensors_are_the_same_to_us():
         ({"classes": 1}, "training label 1 is outside 0 to 0"),
         ({"train": (torch.zeros(5, 1), torch.zeros(4))}, "5 training images but 4 labels"),
         ({"test": (torch.zeros(0, 1), torch.zeros(0))}, "0 test images but 0 labels"),
+        ({"test": (torch.zeros(4, 2), torch.zeros(4))}, r"training images are \[1\], test images \[2\]"),
+        ({"test": (torch.zeros(4, 1), torch.zeros(4, 1))}, r"test labels have shape \[4, 1\]"),
         ({"train": (torch.full((4, 1), torch.nan), torch.arange(4) % 2)}, "NaN or infinity"),
     ],
 )

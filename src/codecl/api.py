@@ -17,7 +17,7 @@ from codecl.config import RunConfig, merge, validate
 from codecl.errors import ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import Simulated, digest
-from codecl.layers import Survey, survey, without_running_statistics
+from codecl.layers import Survey, survey
 from codecl.methods import Method
 from codecl.models import MODELS
 from codecl.registry import lookup
@@ -25,6 +25,7 @@ from codecl.seeding import derive, spawn
 from codecl.stream import STREAMS, Task, TaskData
 from codecl.topology import Graph
 from codecl.train import Setup, State, train
+from codecl.watch import logits, without_running_statistics
 
 OnEvent = Callable[[Event], None]
 
@@ -186,7 +187,7 @@ def assemble(
         growth=config.growth,
         seed=config.seed,
     )
-    _check_classes(setup)
+    _check_tasks(setup)
     torch.manual_seed(derive(config.seed, "dropout"))  # nn.Dropout takes no generator of ours
     return setup, State(values, (), {})
 
@@ -204,16 +205,16 @@ def _head(places: Survey, given: Parameters, data: TaskData, seed: int) -> Param
     return out
 
 
-def _check_classes(setup: Setup) -> None:
-    """One head for all tasks has to have a place for every class."""
-    if setup.survey.head:
-        return
-    with torch.no_grad():
-        outputs = setup.module(setup.tasks[0].prepare(setup.tasks[0].train[0][:2])).shape[-1]
+def _check_tasks(setup: Setup) -> None:
+    """Every task's images fit the module, and one head for all tasks has a place for every class."""
+    shapes = {data.train[0].shape[1:]: data for data in setup.tasks}
+    for data in shapes.values():
+        logits(setup.module, data.prepare(data.train[0][:2]))
     for data in setup.tasks:
-        if data.classes > outputs:
+        if not setup.survey.head and data.classes > setup.survey.outputs:
             raise ConfigError(
-                f"head: null shares one head of {outputs} outputs, but task {data.name!r} has {data.classes} classes"
+                f"head: null shares one head of {setup.survey.outputs} outputs, but task {data.name!r} has"
+                f" {data.classes} classes"
             )
 
 

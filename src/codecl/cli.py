@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -267,6 +268,7 @@ def _first_line(thing: Any) -> str:
 
 def main() -> None:
     """The entry point: a user's mistake is one line and an exit code, never a traceback."""
+    warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
     try:
         code = app(standalone_mode=False)
     except CodeclError as error:

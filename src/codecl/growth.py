@@ -13,7 +13,8 @@ from torch.func import functional_call
 
 from codecl import chart as charts
 from codecl.errors import ConfigError, RunFailed
-from codecl.layers import Layer, columns, evaluating, record
+from codecl.layers import Layer, columns, record
+from codecl.watch import evaluating
 
 Count = Annotated[int, Field(gt=0)]
 Bases = Mapping[str, Sequence[Tensor]]  # of each layer, a basis [N, F] a group

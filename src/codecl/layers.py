@@ -6,33 +6,17 @@ are used twice and weights that are used in ways we cannot follow show themselve
 Shapes: G groups, O outputs of a group, N inputs (the bias is one more input that is always 1), P patches or rows.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from codecl import watch
 from codecl.errors import ConfigError
+from codecl.watch import Use, Watch, logits
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
-
-
-class Use(NamedTuple):
-    """One call of a linear or convolution, as it was made."""
-
-    kind: str
-    inputs: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    stride: Any = 1
-    padding: Any = 0
-    dilation: Any = 1
-    groups: int = 1
 
 
 class Layer(NamedTuple):
@@ -72,6 +56,7 @@ class Survey(NamedTuple):
     first: tuple[str, ...]  # train in the first task only: norms, and what the user calls frozen
     constant: tuple[str, ...]  # never train (requires_grad is off)
     aliases: Mapping[str, str]  # a second name of a shared parameter -> its first
+    outputs: int  # numbers that the module gives for an image
 
 
 def survey(
@@ -85,7 +70,7 @@ def survey(
 
     `head` names the Linear that each task has of its own ("auto": the last one called; None: one head for all tasks,
     constrained like any layer)."""
-    uses, strangers = _watch(module, images)
+    uses, strangers, outputs = _watch(module, images)
     names = dict(module.named_parameters(remove_duplicate=False))
     first_name: dict[int, str] = {}
     aliases = {}
@@ -106,6 +91,8 @@ def survey(
         before = layers.get(layer.weight, layer)
         if (layer.bias, layer.groups) != (before.bias, before.groups):
             refused[layer.weight] = "is used with different biases or groups"
+        if any(layer.bias is not None and other.bias == layer.bias for other in layers.values() if other != before):
+            refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
         layers[layer.weight] = before._replace(rows=before.rows + (layer.rows if before is not layer else 0))
     for identity, how in strangers.items():
         refused[first_name[identity]] = f"is also used by {how}(), which codecl cannot follow"
@@ -121,7 +108,7 @@ def survey(
     def named(place: str) -> tuple[str, ...]:
         return tuple(name for name, where in places.items() if where == place)
 
-    return Survey(kept, named("head"), named("dense"), named("first"), named("constant"), aliases)
+    return Survey(kept, named("head"), named("dense"), named("first"), named("constant"), aliases, outputs)
 
 
 def _offer(names: Collection[str | None]) -> str:
@@ -173,7 +160,7 @@ def _layer(module: nn.Module, use: Use, names: Mapping[int, str], images: int, t
     part = module.get_submodule(owner)
     name = owner if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) else weight
     linear = type(part) is nn.Linear and weight not in tied and (trains or use.bias is None)
-    return Layer(name, weight, bias, use.weight.shape, use.groups, _columns(use).shape[-1] // images, linear)
+    return Layer(name, weight, bias, use.weight.shape, use.groups, watch.columns(use).shape[-1] // images, linear)
 
 
 def _head(module: nn.Module, head: str | None, called: list[str], aliases: Mapping[str, str]) -> set[str]:
@@ -200,39 +187,8 @@ def _known(field: str, asked: Collection[str], names: Mapping[str, Any]) -> None
             raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(names)}")
 
 
-class _Watch(TorchFunctionMode):
-    """Reports each linear or convolution, and every other function that takes a watched tensor and gives a tensor."""
-
-    def __init__(self, on_use: Callable[[Use], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
-        super().__init__()
-        self.on_use, self.on_other = on_use, on_other
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in CALLS:
-            use = Use(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
-            self.on_use(use)
-        elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            name = getattr(func, "__name__", str(func))
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self.on_other(getattr(func, "__self__", func).__name__ if name == "__get__" else name, tensors)
-        return result
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode (no dropout), every part put back as it was."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-def _watch(module: nn.Module, images: Tensor) -> tuple[list[Use], dict[int, str]]:
-    """(calls in order, parameters that were used some other way and how)."""
+def _watch(module: nn.Module, images: Tensor) -> tuple[list[Use], dict[int, str], int]:
+    """(calls in order, parameters that were used some other way and how, numbers that come out for an image)."""
     uses: list[Use] = []
     strangers: dict[int, str] = {}
     parameters = {id(parameter) for parameter in module.parameters()}
@@ -240,9 +196,9 @@ def _watch(module: nn.Module, images: Tensor) -> tuple[list[Use], dict[int, str]
     def other(function: str, tensors: list[Tensor]) -> None:
         strangers.update({id(tensor): function for tensor in tensors if id(tensor) in parameters})
 
-    with torch.no_grad(), evaluating(module), _Watch(uses.append, other):
-        module(images)
-    return uses, strangers
+    with Watch(uses.append, other):
+        outputs = logits(module, images)
+    return uses, strangers, outputs.shape[1]
 
 
 def record(
@@ -251,7 +207,7 @@ def record(
     """Each use of these layers' weights while `run` uses `parameters`. A weight that is used twice shows up twice."""
     by_weight = {id(parameters[layer.weight]): layer for layer in layers}
     uses: list[Use] = []
-    with torch.no_grad(), _Watch(uses.append, lambda *_: None):
+    with torch.no_grad(), Watch(uses.append, lambda *_: None):
         run()
     return [(by_weight[id(use.weight)], use) for use in uses if id(use.weight) in by_weight]
 
@@ -259,39 +215,7 @@ def record(
 def columns(layer: Layer, use: Use, part: float = 1.0) -> Tensor:
     """The inputs of a use as columns [G, N, P], of the first `part` of its images; the constant 1 for a bias last."""
     some = use._replace(inputs=use.inputs[: round(len(use.inputs) * part)])
-    columns_GNP = _columns(some)
+    columns_GNP = watch.columns(some)
     if layer.bias is None:
         return columns_GNP
     return torch.cat([columns_GNP, torch.ones_like(columns_GNP[:, :1])], 1)
-
-
-def _columns(use: Use) -> Tensor:
-    """A call's inputs as columns [G, N, P], padding included, the bias not."""
-    if use.kind == "linear":
-        return use.inputs.reshape(-1, use.inputs.shape[-1]).mT[None]
-    size = tuple(use.weight.shape[2:])
-    stride, dilation = _each(use.stride, len(size)), _each(use.dilation, len(size))
-    if use.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
-        margins = [(total // 2, total - total // 2) for total in totals]
-    else:
-        margins = [(p, p) for p in _each(0 if use.padding == "valid" else use.padding, len(size))]
-    inputs = functional.pad(use.inputs, [side for margin in reversed(margins) for side in margin])
-    if len(size) == 1:  # a 1-d convolution is a 2-d one of height 1
-        inputs, size, stride, dilation = inputs.unsqueeze(-2), (1, *size), (1, *stride), (1, *dilation)
-    patches_BNP = functional.unfold(inputs, size, dilation=dilation, stride=stride)
-    batch, _, patches = patches_BNP.shape
-    return patches_BNP.reshape(batch, use.groups, -1, patches).permute(1, 2, 0, 3).flatten(2)
-
-
-def _each(value: Any, dimensions: int) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (int(value),) * dimensions
-
-
-def without_running_statistics(module: nn.Module) -> nn.Module:
-    """Batch and instance norms use the statistics of their batch and keep none. Changes the module in place."""
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase):
-            part.track_running_stats = False
-            part.running_mean = part.running_var = part.num_batches_tracked = None
-    return module

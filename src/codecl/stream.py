@@ -52,6 +52,9 @@ class TaskData:
         self.agents, self.seed, self.dtype = agents, seed, dtype
         self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
         self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
+        if self.train[0].shape[1:] != self.test[0].shape[1:]:
+            shapes = [list(part[0].shape[1:]) for part in (self.train, self.test)]
+            raise DataError(f"task {self.name!r}: training images are {shapes[0]}, test images {shapes[1]}")
         self.scale = _scale(task, dtype, device)
         images = len(self.train[1])
         if images < agents:
@@ -118,6 +121,10 @@ def tensors(source: Images | Dataset[Any]) -> Images:
 def _checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
     """The tensors on the device, with counts and labels that fit."""
     images, labels = data
+    if labels.ndim != 1:
+        raise DataError(
+            f"task {task!r}: {split} labels have shape {list(labels.shape)}; it should be one number an image"
+        )
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"task {task!r}: {len(images)} {split} images but {len(labels)} labels")
     labels = labels.long()

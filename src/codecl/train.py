@@ -16,11 +16,12 @@ from codecl.errors import RunFailed
 from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Step, TaskOpened
 from codecl.exchange import Exchange, digest
 from codecl.growth import GrowthConfig
-from codecl.layers import Survey, evaluating
+from codecl.layers import Survey
 from codecl.methods import Method, TaskEnd
 from codecl.seeding import choose
 from codecl.stream import TaskData
 from codecl.topology import Topology
+from codecl.watch import evaluating
 
 
 class TrainConfig(BaseModel):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.problems import config, convolutional, furthest, perceptron, tasks, trajectory
+from tests.problems import Tied, config, convolutional, furthest, perceptron, tasks, trajectory
 
 
-@pytest.mark.parametrize("model", [perceptron, convolutional])
+@pytest.mark.parametrize("model", [perceptron, convolutional, Tied])
 @pytest.mark.parametrize("order", ["paper", "adapt-then-combine"])
 @pytest.mark.parametrize("subspace_from", ["one", "all"])
 def test_codec_and_codec_full_follow_one_trajectory(model, order, subspace_from):

@@ -6,7 +6,7 @@ from torch import nn
 
 from codecl import agents as module_under_test
 from codecl.train import train
-from tests.problems import build, config, convolutional, furthest, perceptron, tasks, trajectory
+from tests.problems import Tied, build, config, convolutional, furthest, perceptron, tasks, trajectory
 
 
 def normed() -> nn.Module:
@@ -21,7 +21,7 @@ def normed() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("model", [perceptron, convolutional, normed])
+@pytest.mark.parametrize("model", [perceptron, convolutional, normed, Tied])
 @pytest.mark.parametrize("method", ["codec", "codec-full", "dpsgd", "d-ewc"])
 def test_stacked_agents_equal_a_loop(model, method):
     module = model()

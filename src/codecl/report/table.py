@@ -48,10 +48,10 @@ def _get(run: Metrics, path: Sequence[str]) -> Any:
 
 
 def rows(runs: Runs) -> list[Row]:
-    groups: dict[str, list[Metrics]] = {}
+    groups: dict[Path, list[Metrics]] = {}
     for folder, run in runs:
-        groups.setdefault(folder.parent.name, []).append(run)
-    return [Row(name, group) for name, group in groups.items()]
+        groups.setdefault(folder.parent, []).append(run)
+    return [Row(folder.name, group) for folder, group in groups.items()]
 
 
 def results(runs: Runs) -> Table:

@@ -1,0 +1,109 @@
+"""Watching a module at work: which linear and convolution calls it makes, and their inputs as columns.
+
+Shapes: G groups, N inputs, P patches or rows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from codecl.errors import ConfigError
+
+CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
+
+
+class Use(NamedTuple):
+    """One call of a linear or convolution, as it was made."""
+
+    kind: str
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: int = 1
+
+
+class Watch(TorchFunctionMode):
+    """Reports each linear or convolution, and every other function that takes a watched tensor and gives a tensor."""
+
+    def __init__(self, on_use: Callable[[Use], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
+        super().__init__()
+        self.on_use, self.on_other = on_use, on_other
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in CALLS:
+            use = Use(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
+            self.on_use(use)
+        elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            name = getattr(func, "__name__", str(func))
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.on_other(getattr(func, "__self__", func).__name__ if name == "__get__" else name, tensors)
+        return result
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode (no dropout), every part put back as it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def logits(module: nn.Module, images: Tensor) -> Tensor:
+    """What the module gives for these images, checked to be a row of numbers an image."""
+    shape = list(images.shape[1:])
+    try:
+        with torch.no_grad(), evaluating(module):
+            out = module(images)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"model: it does not take images of shape {shape}: {reason}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
+        found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(f"model: for {len(images)} images it gives {found}; it should give [{len(images)}, classes]")
+    return out
+
+
+def columns(use: Use) -> Tensor:
+    """A call's inputs as columns [G, N, P], padding included, the bias not."""
+    if use.kind == "linear":
+        return use.inputs.reshape(-1, use.inputs.shape[-1]).mT[None]
+    size = tuple(use.weight.shape[2:])
+    stride, dilation = _each(use.stride, len(size)), _each(use.dilation, len(size))
+    if use.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        margins = [(total // 2, total - total // 2) for total in totals]
+    else:
+        margins = [(p, p) for p in _each(0 if use.padding == "valid" else use.padding, len(size))]
+    inputs = functional.pad(use.inputs, [side for margin in reversed(margins) for side in margin])
+    if len(size) == 1:  # a 1-d convolution is a 2-d one of height 1
+        inputs, size, stride, dilation = inputs.unsqueeze(-2), (1, *size), (1, *stride), (1, *dilation)
+    patches_BNP = functional.unfold(inputs, size, dilation=dilation, stride=stride)
+    batch, _, patches = patches_BNP.shape
+    return patches_BNP.reshape(batch, use.groups, -1, patches).permute(1, 2, 0, 3).flatten(2)
+
+
+def _each(value: Any, dimensions: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (int(value),) * dimensions
+
+
+def without_running_statistics(module: nn.Module) -> nn.Module:
+    """Batch and instance norms use the statistics of their batch and keep none. Changes the module in place."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+    return module
