@@ -72,6 +72,18 @@ def test_equal_calls_give_equal_numbers(tmp_path):
     assert runs[0] == runs[1]
 
 
+def test_dropout_comes_from_the_seed_and_the_callers_generator_is_left_alone(tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 9), nn.Dropout(0.5), nn.Linear(9, 3))
+    runs = []
+    for start in (1, 2):
+        torch.manual_seed(start)
+        expected = torch.rand(3, generator=torch.Generator().manual_seed(start))
+        runs.append(codecl.fit(module, tasks(2), out=tmp_path / str(start), **SMALL).metrics)
+        assert torch.equal(torch.rand(3), expected)
+        del runs[-1]["timing"]
+    assert runs[0] == runs[1]
+
+
 def test_data_sets_of_torch_are_taken(tmp_path):
     stream = tasks(2)
     as_sets = [t._replace(train=TensorDataset(*t.train), test=TensorDataset(*t.test)) for t in stream]

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,19 +121,23 @@ def run(
     book.fact({"kind": "run", **labels, **facts})
     finished = False
     try:
-        for event in _following(train(setup, state), on_event):
-            book.event(event)
+        with seeded(config.seed, "dropout", place):  # nn.Dropout takes no generator of ours
+            for event in train(setup, state):
+                book.event(event)
+                if on_event is not None:
+                    on_event(event)
         finished = True
     finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
         results = book.close("complete" if finished else "partial")
     return Result(results, folder, True, module)
 
 
-def _following(events: Iterator[Event], on_event: OnEvent | None) -> Iterator[Event]:
-    for event in events:
-        yield event
-        if on_event is not None:
-            on_event(event)
+@contextmanager
+def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators set for this purpose, and put back as the caller had them."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive(seed, purpose))
+        yield
 
 
 def tasks_of(config: RunConfig) -> list[Task]:
@@ -152,12 +157,16 @@ def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) 
 
 
 def build_model(config: RunConfig, tasks: Sequence[TaskData]) -> nn.Module:
-    """A fresh module with initial weights from the seed; the caller's generator is left as it was."""
+    """A fresh module with initial weights from the seed."""
     shape, classes = tuple(tasks[0].train[0].shape[1:]), tasks[0].classes
-    with torch.random.fork_rng():
-        torch.manual_seed(derive(config.seed, "weights"))
+    with seeded(config.seed, "weights", torch.device("cpu")):
         builder = lookup("model", MODELS, config.model.name)
-        module: nn.Module = builder(shape, classes, **config.model.options)
+        try:
+            module: nn.Module = builder(shape, classes, **config.model.options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            given = {"shape": list(shape), "classes": classes, **config.model.options}
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"model: {config.model.name} cannot be built with {given}: {reason}") from error
     return module
 
 
@@ -188,7 +197,6 @@ def assemble(
         seed=config.seed,
     )
     _check_tasks(setup)
-    torch.manual_seed(derive(config.seed, "dropout"))  # nn.Dropout takes no generator of ours
     return setup, State(values, (), {})
 
 

@@ -173,7 +173,7 @@ def _method_fields(names: list[str], options: dict[str, Any]) -> Iterator[dict[s
     """Each method with those of the options that it has; an option that none of them has goes to all, to be refused."""
     from codecl.config import MethodChoice
 
-    known = {name: set(MethodChoice(name=name).kind().model_fields) for name in names}
+    known = {name: set(MethodChoice(name=str(name)).kind().model_fields) for name in names}
     odd = set(options) - set().union(*known.values())
     for name in names:
         yield {**{key: value for key, value in options.items() if key in known[name] | odd}, "name": name}

@@ -168,7 +168,10 @@ def setting(text: str) -> dict[str, Any]:
         out: Any = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {text!r}: the value is not readable: {str(error).splitlines()[0]}") from error
-    for key in reversed(path.strip().split(".")):
+    keys = path.strip().split(".")
+    if keys in (["method"], ["model"], ["topology"]):
+        out = {"name": out}
+    for key in reversed(keys):
         out = {key: out}
     return dict(out)
 
@@ -190,17 +193,27 @@ def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
         return kind(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in ((prefix, *first["loc"]) if prefix else first["loc"]))
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"{place}: {_said(kind, first)}{more}") from error
+        path, owner, field = _place(kind, first["loc"])
+        if first["type"] == "extra_forbidden":
+            unknown, known = str(first["loc"][-1]), dict.fromkeys(owner.model_fields)
+            path, said = (
+                [*path, unknown],
+                f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}",
+            )
+        elif len(path) < len(first["loc"]) and field is not None:  # none of several types that a field may have
+            said = f"{first['input']!r} is not allowed: {field.description}"
+        else:
+            message = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+            said = f"{first['input']!r} is not allowed: {message}"
+        raise ConfigError(f"{'.'.join([prefix, *path]).strip('.')}: {said}") from error
 
 
-def _said(kind: Any, error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        owner = kind
-        for part in error["loc"][:-1]:
-            owner = owner.model_fields[part].annotation
-        known = dict.fromkeys(owner.model_fields)
-        return f"there is no such field{near(str(error['loc'][-1]), known)}; there are {', '.join(known) or 'none'}"
-    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
-    return f"{error['input']!r} is not allowed: {message}"
+def _place(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], Any, Any]:
+    """(field path, the model it ends in, the field) of a validation error; what pydantic adds for types is left out."""
+    path, owner, field = [], kind, None
+    for part in location:
+        fields = getattr(owner, "model_fields", {})
+        if part in fields:
+            field = fields[part]
+            path, owner = [*path, str(part)], field.annotation if hasattr(field.annotation, "model_fields") else owner
+    return path, owner, field

@@ -28,7 +28,9 @@ class GrowthConfig(BaseModel):
         0.97, gt=0, le=1, description="ε_th: the part of a layer's input energy that joins the core"
     )
     increment: float = Field(0.003, ge=0, description="added to the threshold for each task")
-    images: Count | tuple[Count, ...] = Field(125, description="images to look at: one number, or one a layer in order")
+    images: Count | tuple[Count, ...] = Field(
+        125, description="images to look at: one number above 0, or one for each layer in order"
+    )
     subspace_from: Literal["one", "all"] = Field("one", description="whose images: the chosen agent's, or everyone's")
 
     def at(self, task: int) -> float:
