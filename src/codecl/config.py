@@ -196,10 +196,8 @@ def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
         path, owner, field = _place(kind, first["loc"])
         if first["type"] == "extra_forbidden":
             unknown, known = str(first["loc"][-1]), dict.fromkeys(owner.model_fields)
-            path, said = (
-                [*path, unknown],
-                f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}",
-            )
+            path = [*path, unknown]
+            said = f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}"
         elif len(path) < len(first["loc"]) and field is not None:  # none of several types that a field may have
             said = f"{first['input']!r} is not allowed: {field.description}"
         else:
@@ -210,10 +208,12 @@ def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
 
 def _place(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], Any, Any]:
     """(field path, the model it ends in, the field) of a validation error; what pydantic adds for types is left out."""
-    path, owner, field = [], kind, None
+    path: list[str] = []
+    owner, field = kind, None
     for part in location:
-        fields = getattr(owner, "model_fields", {})
-        if part in fields:
-            field = fields[part]
-            path, owner = [*path, str(part)], field.annotation if hasattr(field.annotation, "model_fields") else owner
+        if part in owner.model_fields:
+            path.append(str(part))
+            field = owner.model_fields[part]
+            if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+                owner = field.annotation
     return path, owner, field
