@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import codecl
 from codecl.errors import ConfigError, DataError
-from tests.problems import config, convolutional, perceptron, tasks
+from tests.problems import Tied, config, convolutional, perceptron, tasks
 
 SMALL = {
     "train": {"epochs": 3, "batch": 4, "rate": 0.1},
@@ -127,6 +127,14 @@ def test_load_gives_a_preset_run_back_without_the_users_module(tmp_path):
     images, labels = api.tasks_of(settings)[4].test
     found = float((module(images.float() / 255).argmax(1) == labels).double().mean())
     assert 100 * found == pytest.approx(result.metrics["accuracy_matrix"][-1][4])
+
+
+def test_layers_that_share_a_parameter_share_it_in_the_loaded_model_too(tmp_path):
+    stream = tasks()
+    result = codecl.fit(Tied(), stream, out=tmp_path, **SMALL)
+    module = result.model(1)
+    assert module.one.weight is module.two.weight
+    assert right(module, stream[1]) == pytest.approx(result.metrics["accuracy_matrix"][-1][1])
 
 
 def test_load_says_what_is_missing(tmp_path):

@@ -18,7 +18,7 @@ from codecl.config import RunConfig, merge, validate
 from codecl.errors import ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import Simulated, digest
-from codecl.layers import Survey, survey
+from codecl.layers import survey
 from codecl.methods import Method
 from codecl.models import MODELS
 from codecl.registry import lookup
@@ -111,7 +111,7 @@ def run(
         "benchmark": config.preset,
         "method": record.word(config.method.name),
         "agents": config.agents,
-        "topology": config.topology.name,
+        "topology": record.word(config.topology.name),
         "seed": config.seed,
         "tasks": len(dealt),
     }
@@ -183,7 +183,7 @@ def assemble(
         config.growth.by_layer(places.layers, shared_by=1)
     values = {name: parameter.detach().clone() for name, parameter in own.named_parameters()}
     first_head = {name: values.pop(name) for name in places.head}
-    heads = [_head(places, first_head, data, config.seed) for data in tasks]
+    heads = [_head(first_head, data, config.seed) for data in tasks]
     setup = Setup(
         module=own,
         survey=places,
@@ -200,7 +200,7 @@ def assemble(
     return setup, State(values, (), {})
 
 
-def _head(places: Survey, given: Parameters, data: TaskData, seed: int) -> Parameters:
+def _head(given: Parameters, data: TaskData, seed: int) -> Parameters:
     """A task's head: a copy of the given one, drawn anew from the seed where the task has another number of classes."""
     if not given or next(iter(given.values())).shape[0] == data.classes:
         return {name: value.clone() for name, value in given.items()}
@@ -239,11 +239,10 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
         raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
     module = without_running_statistics(copy.deepcopy(model)).to(getattr(torch, config.dtype))
     for name, value in {**load_file(body), **load_file(head)}.items():
-        owner, _, attribute = name.rpartition(".")
-        part = module.get_submodule(owner)
-        setattr(part, attribute, nn.Parameter(value, requires_grad=getattr(part, attribute).requires_grad))
-        if isinstance(part, nn.Linear) and attribute == "weight":
-            part.out_features = value.shape[0]
+        module.get_parameter(name).data = value  # in place: layers that share a parameter go on sharing it
+        part = module.get_submodule(name.rpartition(".")[0])
+        if isinstance(part, nn.Linear):
+            part.out_features = part.weight.shape[0]
     return module.eval()
 
 

@@ -3,6 +3,7 @@
 Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch.
 """
 
+import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -176,13 +177,16 @@ def _epoch(setup: Setup, data: TaskData, epoch: int, losses_SA: Tensor, coords_A
             f"task {data.index + 1} ({data.name}), step {epoch * steps + at + 1}, agent {agent}: the loss is"
             f" {losses[at, agent].item()}; lower train.rate (it is {rate:g})"
         )
+    error = setup.exchange.consensus_error(coords_AD)
+    if not math.isfinite(error):
+        raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {epoch + 1}: weights overflow; lower train.rate")
     return Epoch(
         task=data.index,
         epoch=epoch,
         step=(epoch + 1) * steps,
         loss=losses.mean(0).tolist(),
         rate=rate,
-        consensus_error=setup.exchange.consensus_error(coords_AD),
+        consensus_error=error,
         seconds=time.perf_counter() - began,
         **setup.exchange.traffic.take("train"),
     )
