@@ -70,8 +70,9 @@ class Layout(NamedTuple):
 
 
 def _parameters(slot: Slot, piece: Tensor) -> dict[str, Tensor]:
+    """Parameters at a stretch of coordinates [..., D]; agents in front stay in front."""
     if slot.layer is None:
-        return {slot.name: piece.view(slot.shape)}
+        return {slot.name: piece.view(*piece.shape[:-1], *slot.shape)}
     return slot.layer.split(charts.decode(piece, slot.chart))
 
 
@@ -123,8 +124,12 @@ class Agents:
     def __init__(self, module: nn.Module, layout: Layout, batch: int, running: Running = "stacked") -> None:
         self.layout, self.running = layout, running
         self.factored = frozenset(slot.name for slot in layout.slots if _factor(slot, batch))
+        self.shared = dict(layout.constants)  # what all agents have in common while the task trains
+        for slot, piece in layout.pieces(layout.start()):
+            if slot.size == 0:
+                self.shared.update(_parameters(slot, piece))
         self.module = module
-        if self.factored:  # a copy: the user's module keeps its Linear layers
+        if self.factored:  # a copy: the module as given keeps its Linear layers
             self.module = copy.deepcopy(module)
             for slot in layout.slots:
                 if slot.name in self.factored and slot.layer:
@@ -134,14 +139,16 @@ class Agents:
 
     def losses(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
         """Loss of each agent [A]. Law: stacked agents equal a loop over agents."""
+        own = self._own(coords_AD)
         if self.running == "stacked":
             try:
-                return vmap(self._loss, randomness="different")(coords_AD, images_AB, labels_AB)
+                return vmap(self._loss, randomness="different")(own, images_AB, labels_AB)
             except RuntimeError as error:
                 self.running = "loop"
                 reason = str(error).strip().splitlines()[0][:200]
                 warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
-        return torch.stack([self._loss(*one) for one in zip(coords_AD, images_AB, labels_AB, strict=True)])
+        rows = ({name: value[row] for name, value in own.items()} for row in range(len(coords_AD)))
+        return torch.stack([self._loss(*one) for one in zip(rows, images_AB, labels_AB, strict=True)])
 
     def gradient(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one."""
@@ -152,15 +159,17 @@ class Agents:
         (grad_AD,) = torch.autograd.grad(loss_A.sum(), coords)
         return loss_A.detach(), grad_AD
 
-    def _loss(self, coords_D: Tensor, images_B: Tensor, labels_B: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(self.module, self._inputs(coords_D), (images_B,)), labels_B)
+    def _loss(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
+        """Of one agent with these parameters of its own."""
+        return functional.cross_entropy(functional_call(self.module, {**self.shared, **own}, (images_B,)), labels_B)
 
-    def _inputs(self, coords_D: Tensor) -> dict[str, Tensor]:
-        out = dict(self.layout.constants)
-        for slot, piece in self.layout.pieces(coords_D):
+    def _own(self, coords_AD: Tensor) -> dict[str, Tensor]:
+        """What differs between agents, for all of them at once: built weights, coordinates of factored layers."""
+        out = {}
+        for slot, piece in self.layout.pieces(coords_AD):
             if slot.name in self.factored:
-                out[f"{slot.name}.coords"] = charts.unflatten(piece, slot.chart)[0]
-            else:
+                out[f"{slot.name}.coords"] = charts.unflatten(piece, slot.chart).squeeze(-3)
+            elif slot.size:
                 out.update(_parameters(slot, piece))
         return out
 

@@ -58,14 +58,14 @@ def start(chart: Chart) -> Tensor:
 
 
 def decode(coords_D: Tensor, chart: Chart) -> Tensor:
-    """Weights [G, O, N] at these coordinates. Law: encode(decode(c), chart) == c."""
+    """Weights [G, O, N] at these coordinates; any dimensions in front stay in front.
+
+    Laws: encode(decode(c), chart) == c; rows of coordinates are decoded each by itself."""
     if chart.free_GNF is None:
-        return coords_D.view_as(chart.anchor_GON)
-    if size(chart) == 0:
-        return chart.anchor_GON
+        return coords_D.view(*coords_D.shape[:-1], *chart.anchor_GON.shape)
     coords_GOF = unflatten(coords_D, chart)
-    if len(chart.dims) == 1:  # two dimensions let agents share one matrix product
-        return (chart.anchor_GON[0] + coords_GOF[0] @ chart.free_GNF[0].mT)[None]
+    if len(chart.dims) == 1:  # without the group all agents share one matrix product
+        return (chart.anchor_GON[0] + coords_GOF.squeeze(-3) @ chart.free_GNF[0].mT).unsqueeze(-3)
     return chart.anchor_GON + coords_GOF @ chart.free_GNF.mT
 
 
@@ -83,12 +83,12 @@ def project(grad_GON: Tensor, chart: Chart) -> Tensor:
 
 def unflatten(coords_D: Tensor, chart: Chart) -> Tensor:
     """Coordinates in a row -> [G, O, F], padded with zeros where groups differ. Law: flatten undoes it."""
-    outputs = chart.anchor_GON.shape[1]
+    front, outputs = coords_D.shape[:-1], chart.anchor_GON.shape[1]
     if chart.spread_GF is None:
-        return coords_D.view(len(chart.dims), outputs, -1)
-    columns_SO = coords_D.view(-1, outputs)
-    padded_SO = torch.cat([columns_SO, columns_SO.new_zeros(1, outputs)])
-    return padded_SO[chart.spread_GF].mT
+        return coords_D.view(*front, len(chart.dims), outputs, chart.dims[0])
+    columns_SO = coords_D.view(*front, -1, outputs)
+    padded_SO = torch.cat([columns_SO, columns_SO.new_zeros(*front, 1, outputs)], -2)
+    return padded_SO[..., chart.spread_GF, :].mT
 
 
 def flatten(coords_GOF: Tensor, chart: Chart) -> Tensor:

@@ -38,12 +38,13 @@ class Layer(NamedTuple):
         return torch.cat([weight, parameters[self.bias].reshape(self.groups, -1, 1)], -1)
 
     def split(self, weight_GON: Tensor) -> dict[str, Tensor]:
-        """W [G, O, N] -> parameters."""
+        """W [G, O, N] -> parameters; any dimensions in front stay in front."""
+        front = weight_GON.shape[:-3]
         if self.bias is None:
-            return {self.weight: weight_GON.reshape(self.shape)}
+            return {self.weight: weight_GON.reshape(*front, *self.shape)}
         return {
-            self.weight: weight_GON[..., :-1].reshape(self.shape),
-            self.bias: weight_GON[..., -1].reshape(self.shape[0]),
+            self.weight: weight_GON[..., :-1].reshape(*front, *self.shape),
+            self.bias: weight_GON[..., -1].reshape(*front, self.shape[0]),
         }
 
 

@@ -47,6 +47,16 @@ def test_start_is_the_anchor(case):
 
 
 @given(some_charts())
+def test_rows_are_decoded_each_by_itself(case):
+    chart, seed = case
+    rows = torch.stack([coordinates(chart, seed + i) for i in range(3)])
+    together = charts.decode(rows, chart)
+    assert together.shape == (3, *chart.anchor_GON.shape)
+    for row, weight in zip(rows, together, strict=True):
+        torch.testing.assert_close(weight, charts.decode(row, chart), **TIGHT)
+
+
+@given(some_charts())
 def test_flatten_undoes_unflatten(case):
     chart, seed = case
     coords = coordinates(chart, seed)
