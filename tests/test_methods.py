@@ -73,7 +73,7 @@ def test_subspace_from_all_is_the_growth_of_all_images_in_one_place(model):
         for layer, use in record(
             lambda p=parameters, s=sample, m=module: torch.func.functional_call(m, p, (s,)), layers, parameters
         ):
-            for group, some in enumerate(columns(layer, use)):
+            for group, some in enumerate(columns(layer, use, 5, 5)):
                 seen.setdefault(f"{layer.name}/{group}", []).append(some)
     for name, parts in seen.items():
         together = torch.cat(parts, 1)

@@ -3,16 +3,36 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "MODELS", "STREAMS", "TOPOLOGIES", "Method", "Result", "Task", "TaskEnd", "fit", "load"]
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "STREAMS",
+    "TOPOLOGIES",
+    "CodeclError",
+    "ConfigError",
+    "DataError",
+    "Method",
+    "Result",
+    "RunFailed",
+    "Task",
+    "TaskEnd",
+    "fit",
+    "load",
+]
 
 if TYPE_CHECKING:
     from codecl.api import Result, fit, load
+    from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
     from codecl.methods import METHODS, Method, TaskEnd
     from codecl.models import MODELS
     from codecl.stream import STREAMS, Task
     from codecl.topology import TOPOLOGIES
 
 _HOMES = {
+    "CodeclError": "errors",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "RunFailed": "errors",
     "METHODS": "methods",
     "MODELS": "models",
     "STREAMS": "stream",

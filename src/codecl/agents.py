@@ -5,8 +5,8 @@ Shapes: A agents of this process, D coordinates of an agent, B images of a batch
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -105,17 +105,15 @@ def _names(slot: Slot) -> tuple[str | None, ...]:
     return (slot.layer.weight, slot.layer.bias) if slot.layer else (slot.name,)
 
 
-class FactoredLinear(nn.Module):
-    """Stands in for a Linear whose weight need not be built: y = x W0ᵀ + (x O) cᵀ."""
+def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
+    """Let a Linear work from coordinates, without building its weight: y = x W0ᵀ + (x O) cᵀ. All else of it stays."""
+    outputs, free = chart.anchor_GON.shape[1], chart.dims[0]
+    linear.register_parameter("coords", nn.Parameter(chart.anchor_GON.new_zeros(outputs, free)))
 
-    def __init__(self, chart: Chart, bias: bool) -> None:
-        super().__init__()
-        self.chart, self.bias = chart, bias
-        outputs, free = chart.anchor_GON.shape[1], chart.dims[0]
-        self.coords = nn.Parameter(chart.anchor_GON.new_zeros(outputs, free))
+    def forward(input: Tensor) -> Tensor:
+        return charts.factored(input, cast(Tensor, linear.coords), chart, bias)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        return charts.factored(rows, self.coords, self.chart, self.bias)
+    linear.forward = forward  # type: ignore[method-assign]
 
 
 class Agents:
@@ -132,32 +130,39 @@ class Agents:
         if self.factored:  # a copy: the module as given keeps its Linear layers
             self.module = copy.deepcopy(module)
             for slot in layout.slots:
-                if slot.name in self.factored and slot.layer:
-                    stand_in = FactoredLinear(slot.chart, slot.layer.bias is not None)
-                    self.module.set_submodule(slot.name, stand_in)
+                linear = self.module.get_submodule(slot.name) if slot.name in self.factored else None
+                if isinstance(linear, nn.Linear) and slot.layer:
+                    factor(linear, slot.chart, slot.layer.bias is not None)
         self.module.train()
 
-    def losses(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
-        """Loss of each agent [A]. Law: stacked agents equal a loop over agents."""
-        own = self._own(coords_AD)
-        if self.running == "stacked":
-            try:
-                return vmap(self._loss, randomness="different")(own, images_AB, labels_AB)
-            except RuntimeError as error:
-                self.running = "loop"
-                reason = str(error).strip().splitlines()[0][:200]
-                warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
-        rows = ({name: value[row] for name, value in own.items()} for row in range(len(coords_AD)))
-        return torch.stack([self._loss(*one) for one in zip(rows, images_AB, labels_AB, strict=True)])
-
     def gradient(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one."""
+        """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one.
+
+        Law: stacked agents equal a loop over agents."""
+        if self.running == "loop":
+            return self._gradient(self._one_by_one, coords_AD, images_AB, labels_AB)
+        try:
+            return self._gradient(vmap(self._loss, randomness="different"), coords_AD, images_AB, labels_AB)
+        except RuntimeError as error:
+            out = self._gradient(self._one_by_one, coords_AD, images_AB, labels_AB)  # an error of the model's own shows
+            self.running = "loop"
+            reason = str(error).strip().splitlines()[0][:200]
+            warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
+            return out
+
+    def _gradient(
+        self, losses: Callable[..., Tensor], coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor
+    ) -> tuple[Tensor, Tensor]:
         coords = coords_AD.detach().requires_grad_()
-        loss_A = self.losses(coords, images_AB, labels_AB)
+        loss_A = losses(self._own(coords), images_AB, labels_AB)
         if self.layout.size == 0:  # nothing is left free
             return loss_A.detach(), torch.zeros_like(coords_AD)
         (grad_AD,) = torch.autograd.grad(loss_A.sum(), coords)
         return loss_A.detach(), grad_AD
+
+    def _one_by_one(self, own: Parameters, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
+        rows = ({name: value[row] for name, value in own.items()} for row in range(len(images_AB)))
+        return torch.stack([self._loss(*one) for one in zip(rows, images_AB, labels_AB, strict=True)])
 
     def _loss(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
         """Of one agent with these parameters of its own."""
@@ -185,6 +190,8 @@ def _factor(slot: Slot, batch: int) -> bool:
 def accuracy(module: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor, batch: int) -> float:
     """Percent of `images` that the module with these parameters classifies right."""
     right = torch.zeros((), dtype=torch.long, device=labels.device)
-    for some, truth in zip(images.split(batch), labels.split(batch), strict=True):
+    batches = max(1, len(labels) // batch + (len(labels) % batch > 1))  # a last batch of one joins the one before it:
+    edges = [number * batch for number in range(1, batches)]  # norms need more than one image
+    for some, truth in zip(images.tensor_split(edges), labels.tensor_split(edges), strict=True):
         right += (functional_call(module, dict(parameters), (some,)).argmax(-1) == truth).sum()
     return 100 * right.item() / len(labels)

@@ -2,14 +2,16 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import networkx as nx
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from codecl import record, stream
 from codecl import topology as topologies
@@ -19,9 +21,9 @@ from codecl.errors import ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import Simulated, digest
 from codecl.layers import survey
-from codecl.methods import Method
+from codecl.methods import METHODS, Method
 from codecl.models import MODELS
-from codecl.registry import lookup
+from codecl.registry import code_digest, lookup
 from codecl.seeding import derive, spawn
 from codecl.stream import STREAMS, Task, TaskData
 from codecl.topology import Graph
@@ -50,7 +52,7 @@ def fit(
     tasks: Sequence[Task],
     *,
     agents: int = 4,
-    topology: str | Graph = "ring",
+    topology: str | Mapping[str, Any] | Graph = "ring",
     method: str | Method = "codec",
     out: str | Path = "runs",
     device: str = "auto",
@@ -61,29 +63,53 @@ def fit(
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
 
     The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
-    edge-list file or a networkx graph. `settings` are fields of the config: `head="fc"`, `seed=1`, `dense=["token"]`,
-    `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call that was made before (same model,
-    weights, data and settings) gives back the recorded run; `again=True` repeats it."""
-    tasks = [task._replace(train=stream.tensors(task.train), test=stream.tensors(task.test)) for task in tasks]
+    edge-list file, a networkx graph or fields of the config. `settings` are fields of the config: `head="fc"`,
+    `seed=1`, `dense=["token"]`, `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call
+    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
+    tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
     fields = {
         "preset": "fit",
         "agents": agents,
-        "topology": topologies.from_name(topology) if isinstance(topology, str) else topologies.from_graph(topology),
+        "topology": topologies.from_graph(topology) if isinstance(topology, nx.Graph) else topology,
         "method": _method_fields(method),
-        "model": {"name": "own", "type": type(model).__name__, "digest": digest(dict(model.state_dict()))[:16]},
+        "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
         "data": {"stream": "own", "digest": _digest(tasks)},
     }
     config = validate(merge(fields, settings))
     return run(config, out=Path(out), device=device, again=again, on_event=on_event, module=model, tasks=tasks)
 
 
+def _loaded(number: int, task: Any) -> Task:
+    """A caller's task with its data as tensors."""
+    try:
+        task = task if isinstance(task, Task) else Task(*task)
+    except TypeError as error:
+        raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
+    return task._replace(train=stream.tensors(task.train), test=stream.tensors(task.test))
+
+
 def _method_fields(method: str | Method) -> dict[str, Any]:
     """A method by name, or one of the caller's own with its options: then it is known by where its class lives."""
     if isinstance(method, str):
         return {"name": method}
-    return {"name": f"{type(method).__module__}:{type(method).__qualname__}", **method.model_dump(mode="json")}
+    kind = type(method)
+    known = {entry: name for name, entry in METHODS.items()}
+    return {"name": known.get(kind, f"{kind.__module__}:{kind.__qualname__}"), **method.model_dump(mode="json")}
+
+
+def _model_digest(model: nn.Module) -> str:
+    """Of all that decides what a caller's module computes: structure, code, weights, what trains."""
+    if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
+        raise ConfigError("model: it has lazy layers without weights yet; run it once on a batch before fitting it")
+    kinds = {type(part) for part in model.modules()}
+    code = sorted(
+        f"{kind.__qualname__}:{code_digest(kind)}" for kind in kinds if not kind.__module__.startswith("torch.")
+    )
+    trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    text = repr((str(model), code, trains, digest(dict(model.state_dict()))))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def run(
@@ -142,8 +168,20 @@ def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
 
 def tasks_of(config: RunConfig) -> list[Task]:
     """The tasks of the stream that a config names."""
-    tasks: list[Task] = lookup("data.stream", STREAMS, config.data.stream)()
+    try:
+        tasks = lookup("data.stream", STREAMS, config.data.stream)()
+    except OSError as error:
+        raise DataError(f"data.stream: {config.data.stream}: {error}") from error
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise ConfigError(f"data.stream: {config.data.stream} gives no list of codecl.Task")
     return tasks
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what `run` would refuse, without training anything."""
+    cpu = torch.device("cpu")
+    dealt = deal(config, None, cpu)
+    assemble(config, build_model(config, dealt), dealt, cpu)
 
 
 def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
@@ -162,11 +200,13 @@ def build_model(config: RunConfig, tasks: Sequence[TaskData]) -> nn.Module:
     with seeded(config.seed, "weights", torch.device("cpu")):
         builder = lookup("model", MODELS, config.model.name)
         try:
-            module: nn.Module = builder(shape, classes, **config.model.options)
+            module: Any = builder(shape, classes, **config.model.options)
         except (TypeError, ValueError, RuntimeError) as error:
             given = {"shape": list(shape), "classes": classes, **config.model.options}
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"model: {config.model.name} cannot be built with {given}: {reason}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model: {config.model.name} gives {type(module).__name__}, not an nn.Module")
     return module
 
 
@@ -183,7 +223,7 @@ def assemble(
         config.growth.by_layer(places.layers, shared_by=1)
     values = {name: parameter.detach().clone() for name, parameter in own.named_parameters()}
     first_head = {name: values.pop(name) for name in places.head}
-    heads = [_head(first_head, data, config.seed) for data in tasks]
+    heads = [_head(first_head, places.outputs, data, config.seed) for data in tasks]
     setup = Setup(
         module=own,
         survey=places,
@@ -196,33 +236,45 @@ def assemble(
         growth=config.growth,
         seed=config.seed,
     )
-    _check_tasks(setup)
+    _check_tasks(setup, device)
     return setup, State(values, (), {})
 
 
-def _head(given: Parameters, data: TaskData, seed: int) -> Parameters:
+def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:
     """A task's head: a copy of the given one, drawn anew from the seed where the task has another number of classes."""
-    if not given or next(iter(given.values())).shape[0] == data.classes:
+    if not given or data.classes == outputs:
         return {name: value.clone() for name, value in given.items()}
     generator = spawn(seed, "head", data.index)
-    width = max(value.shape[-1] for value in given.values() if value.ndim == 2)
+    bound = max(value[0].numel() for value in given.values()) ** -0.5
     out = {}
     for name, value in given.items():  # as nn.Linear does it
-        drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-(width**-0.5), width**-0.5, generator=generator)
+        drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
         out[name] = drawn.to(value)
     return out
 
 
-def _check_tasks(setup: Setup) -> None:
-    """Every task's images fit the module, and one head for all tasks has a place for every class."""
+def _check_tasks(setup: Setup, device: torch.device) -> None:
+    """Every task's images and classes fit the module, and it keeps no state of its own while it trains."""
+    trial = copy.deepcopy(setup.module).train()
+    before = {name: value.clone() for name, value in trial.named_buffers()}
     shapes = {data.train[0].shape[1:]: data for data in setup.tasks}
-    for data in shapes.values():
-        logits(setup.module, data.prepare(data.train[0][:2]))
-    for data in setup.tasks:
-        if not setup.survey.head and data.classes > setup.survey.outputs:
+    with seeded(setup.seed, "trial", device):
+        for data in shapes.values():
+            logits(trial, data.prepare(data.train[0][: setup.train.batch]))
+    for name, value in trial.named_buffers():
+        if not torch.equal(value, before[name]):
             raise ConfigError(
-                f"head: null shares one head of {setup.survey.outputs} outputs, but task {data.name!r} has"
-                f" {data.classes} classes"
+                f"model: buffer {name!r} changes while the model trains, and agents would not share it; make it a"
+                " parameter and name that in dense, or leave it out"
+            )
+    whole_head = {name.rpartition(".")[0] for name in setup.survey.head} - {
+        name.rpartition(".")[0] for name in setup.survey.constant
+    }
+    for data in setup.tasks:
+        if data.classes > setup.survey.outputs and not whole_head:
+            what = "a head that is partly frozen has" if setup.survey.head else "null shares one head of"
+            raise ConfigError(
+                f"head: {what} {setup.survey.outputs} outputs, but task {data.name!r} has {data.classes} classes"
             )
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="codecl",
     help="Communication-efficient decentralized continual learning.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -50,12 +49,12 @@ def run(
 ) -> None:
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
     from codecl import api
-    from codecl import topology as topologies
 
     configs = list(_grid(preset, method, agents, topology, seeds, settings or []))
     api.device_of(device)
-    for config in configs:  # what can be refused is refused before anything runs
-        topologies.build(config.topology, config.agents, config.seed)
+    if len(configs) > 1:  # what can be refused is refused before anything runs
+        for config in {config.digest(): config for config in configs}.values():
+            api.check(config)
     console, notes = _console(as_json), _console(True)
     done: list[Result] = []
     failed: RunFailed | None = None
@@ -137,12 +136,17 @@ def table(
 
 
 @app.callback(invoke_without_command=True)
-def version(shown: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
-    if shown:
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
         from codecl import __version__
 
         typer.echo(f"codecl {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _grid(
@@ -150,7 +154,6 @@ def _grid(
 ) -> Iterator["RunConfig"]:
     """Every combination of the comma lists, each a checked config."""
     from codecl import config as configs
-    from codecl.topology import from_name
 
     start = configs.preset(preset)
     changes: dict[str, Any] = {}
@@ -160,7 +163,7 @@ def _grid(
     names = _words(method) or ([options["name"]] if "name" in options else list(start.methods))
     named = [{"method": fields} for fields in _method_fields(names, options)]
     sizes = [{"agents": _number("--agents", word)} for word in _words(agents)] or [{}]
-    graphs = [{"topology": from_name(word)} for word in _words(topology)] or [{}]
+    graphs = [{"topology": {"name": word}} for word in _words(topology)] or [{}]
     numbers = [{"seed": _number("--seeds", word)} for word in _words(seeds)] or [{}]
     for parts in itertools.product(graphs, sizes, named, numbers):
         fields = changes
@@ -204,7 +207,7 @@ def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, 
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
         print(f"codecl: interrupted; {kept}; the same command starts this run again", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+        sys.exit(INTERRUPTED)
     if not result.trained and not quiet:
         console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
     return result
@@ -283,6 +286,8 @@ def main() -> None:
             raise
         print(f"codecl: {said()} (codecl --help shows what there is)", file=sys.stderr)
         sys.exit(2)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into an exit code
+        print("codecl: interrupted", file=sys.stderr)
     sys.exit(code or 0)
 
 

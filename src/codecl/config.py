@@ -14,9 +14,9 @@ from codecl.errors import ConfigError
 from codecl.growth import GrowthConfig
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
-from codecl.registry import lookup, near
-from codecl.stream import StreamConfig
-from codecl.topology import TopologyConfig
+from codecl.registry import lookup, near, source_digest
+from codecl.stream import STREAMS, StreamConfig
+from codecl.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.train import TrainConfig
 
 Fields = Mapping[str, Any]
@@ -54,7 +54,10 @@ class ModelChoice(Choice):
     def check(self) -> None:
         if self.name == "own":
             return
-        known = list(inspect.signature(lookup("model", MODELS, self.name)).parameters)[2:]
+        parameters = inspect.signature(lookup("model", MODELS, self.name)).parameters
+        known = list(parameters)[2:]
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
         for option in self.options:
             if option not in known:
                 raise ConfigError(
@@ -65,7 +68,7 @@ class ModelChoice(Choice):
 class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    preset: str = Field("quickstart", description="the benchmark's name")
+    preset: str = Field("quickstart", pattern=r"^[\w.-]*\w$", description="the benchmark's name")
     seed: int = Field(0, ge=0, description="of everything random")
     dtype: Literal["float32", "float64"] = "float32"
     agents: int = Field(4, ge=1, le=4096)
@@ -80,6 +83,7 @@ class RunConfig(BaseModel):
     method: MethodChoice = MethodChoice(name="codec")
     growth: GrowthConfig = GrowthConfig()
     train: TrainConfig = TrainConfig()
+    sources: dict[str, str] = Field({}, description="digests of the caller's own code, filled in")
 
     @field_validator("topology", "method", "model", mode="before")
     @classmethod
@@ -135,7 +139,19 @@ def validate(fields: Fields) -> RunConfig:
     config = parse(fields)
     config.model.check()
     options = config.method.build().model_dump(mode="json")
-    return config.model_copy(update={"method": MethodChoice(name=config.method.name, **options)})
+    owned = {
+        "method": source_digest("method", METHODS, config.method.name),
+        "model": source_digest("model", MODELS, config.model.name),
+        "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
+        "data": source_digest("data.stream", STREAMS, config.data.stream),
+    }
+    return config.model_copy(
+        update={
+            "method": MethodChoice(name=config.method.name, **options),
+            "topology": with_edges(config.topology),
+            "sources": {**config.sources, **{part: code for part, code in owned.items() if code}},
+        }
+    )
 
 
 def parse(fields: Fields) -> RunConfig:

@@ -67,7 +67,7 @@ def _live(console: Console, config: RunConfig, tasks: int) -> Iterator[Watch]:
         TextColumn(f"[bold]{config.method.name}[/]", table_column=Column(no_wrap=True)),
         TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
         BarColumn(10, table_column=Column(min_width=10)),
-        TextColumn("{task.description}", table_column=story_column),
+        TextColumn("{task.description}", markup=False, table_column=story_column),
     )
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
         bar = progress.add_task("starting", total=None)
@@ -95,6 +95,6 @@ def _plain(console: Console, config: RunConfig, tasks: int) -> Watch:
             last = now
             left = (now - began) / max(story.done, 1) * (story.total - story.done)
             line = f"{config.method.name} · {story.line(None if ended else event.epoch)} · {left:.0f} s left"
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     return watch

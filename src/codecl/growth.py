@@ -84,7 +84,7 @@ def moments(
     with evaluating(module):
         uses = record(lambda: functional_call(module, dict(parameters), (sample,)), list(images), parameters)
     for layer, use in uses:
-        columns_GNP = columns(layer, use, part=min(1.0, images[layer] / len(sample)))
+        columns_GNP = columns(layer, use, len(sample), wanted=images[layer])
         for group, columns_NP in enumerate(columns_GNP):
             moment, energy = charts.moment(columns_NP, bases[layer.name][group])
             before, already = sums[f"{layer.name}/{group}"]  # a weight that is used twice pools its columns

@@ -56,7 +56,6 @@ class Survey(NamedTuple):
     dense: tuple[str, ...]  # train whole in every task
     first: tuple[str, ...]  # train in the first task only: norms, and what the user calls frozen
     constant: tuple[str, ...]  # never train (requires_grad is off)
-    aliases: Mapping[str, str]  # a second name of a shared parameter -> its first
     outputs: int  # numbers that the module gives for an image
 
 
@@ -69,9 +68,8 @@ def survey(
 ) -> Survey:
     """Find the place of every parameter by running `images` through the module once.
 
-    `head` names the Linear that each task has of its own ("auto": the last one called; None: one head for all tasks,
+    `head` names the Linear that each task has of its own ("auto": the last layer called; None: one head for all tasks,
     constrained like any layer)."""
-    uses, strangers, outputs = _watch(module, images)
     names = dict(module.named_parameters(remove_duplicate=False))
     first_name: dict[int, str] = {}
     aliases = {}
@@ -83,23 +81,26 @@ def survey(
     _known("frozen", frozen, names)
     asked = {aliases.get(name, name) for name in (*dense, *frozen)}
 
+    calls, strangers, outputs = _watch(module, images)
     layers: dict[str, Layer] = {}
     refused: dict[str, str] = {}
-    for use in uses:
-        layer = _layer(module, use, first_name, len(images), tied=set(aliases.values()))
-        if layer is None or layer.weight in asked:
+    for use, inside in calls:
+        layer = _layer(module, use, inside, first_name, asked, len(images), tied=set(aliases.values()))
+        if layer is None:
             continue
-        before = layers.get(layer.weight, layer)
-        if (layer.bias, layer.groups) != (before.bias, before.groups):
+        before = layers.get(layer.weight)
+        if before and (layer.bias, layer.groups) != (before.bias, before.groups):
             refused[layer.weight] = "is used with different biases or groups"
-        if any(layer.bias is not None and other.bias == layer.bias for other in layers.values() if other != before):
+        if layer.bias and any(other.bias == layer.bias for other in layers.values() if other.weight != layer.weight):
             refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
-        layers[layer.weight] = before._replace(rows=before.rows + (layer.rows if before is not layer else 0))
+        if before:
+            layer = before._replace(rows=before.rows + layer.rows, linear=before.linear and layer.linear)
+        layers[layer.weight] = layer
     for identity, how in strangers.items():
         refused[first_name[identity]] = f"is also used by {how}(), which codecl cannot follow"
 
-    called = [first_name[id(use.weight)] for use in uses if use.kind == "linear" and id(use.weight) in first_name]
-    head_names = _head(module, head, called, aliases)
+    called = [(first_name.get(id(use.weight), ""), use) for use, _ in calls]
+    head_names = _head(module, head, called, aliases, outputs)
     places = _place(module, layers, head_names, set(dense), asked)
     used_oddly = [n for layer in layers.values() for n in (layer.weight, layer.bias) if n in refused]
     if used_oddly:
@@ -109,7 +110,9 @@ def survey(
     def named(place: str) -> tuple[str, ...]:
         return tuple(name for name, where in places.items() if where == place)
 
-    return Survey(kept, named("head"), named("dense"), named("first"), named("constant"), aliases, outputs)
+    if set(places.values()) <= {"constant"}:
+        raise ConfigError("model: nothing in it trains (every parameter has requires_grad off)")
+    return Survey(kept, named("head"), named("dense"), named("first"), named("constant"), outputs)
 
 
 def _offer(names: Collection[str | None]) -> str:
@@ -144,39 +147,53 @@ def _place(
         owner = type(module.get_submodule(lost[0].rpartition(".")[0])).__name__
         more = f" and {len(lost) - 1} more have no place: each" if len(lost) > 1 else " has no place: it"
         raise ConfigError(
-            f"model: parameter {lost[0]!r} (of {owner}){more} is not the weight or bias of a Linear, Conv1d, Conv2d or"
-            f" norm layer that was called; {_offer(lost)}"
+            f"model: parameter {lost[0]!r} (of {owner}){more} is neither a weight that a Linear, Conv1d or Conv2d used,"
+            f" nor the bias beside one, nor a norm's; {_offer(lost)}"
         )
     return places
 
 
-def _layer(module: nn.Module, use: Use, names: Mapping[int, str], images: int, tied: set[str]) -> Layer | None:
-    """The layer behind a call, None where its weight does not train."""
+def _layer(
+    module: nn.Module,
+    use: Use,
+    inside: nn.Module | None,
+    names: Mapping[int, str],
+    asked: Collection[str],
+    images: int,
+    tied: Collection[str],
+) -> Layer | None:
+    """The layer behind a call that was made `inside` a layer's own forward; None where its weight has another place."""
     weight = names.get(id(use.weight))
-    if weight is None or not use.weight.requires_grad:
+    if weight is None or weight in asked or not use.weight.requires_grad or use.weight.ndim < 2:
         return None
-    trains = use.bias is not None and use.bias.requires_grad
-    bias = names.get(id(use.bias)) if trains else None
-    owner = weight.rpartition(".")[0]
+    bias = names.get(id(use.bias)) if use.bias is not None and use.bias.requires_grad else None
+    bias = None if bias in asked else bias
+    owner, _, attribute = weight.rpartition(".")
     part = module.get_submodule(owner)
-    name = owner if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) else weight
-    linear = type(part) is nn.Linear and weight not in tied and (trains or use.bias is None)
-    return Layer(name, weight, bias, use.weight.shape, use.groups, watch.columns(use).shape[-1] // images, linear)
+    name = owner if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and attribute == "weight" else weight
+    linear = type(part) is nn.Linear and inside is part and weight not in tied and (bias is None) == (use.bias is None)
+    rows = watch.columns(use).shape[-1] // images
+    return Layer(name or weight, weight, bias, use.weight.shape, use.groups, rows, linear)
 
 
-def _head(module: nn.Module, head: str | None, called: list[str], aliases: Mapping[str, str]) -> set[str]:
+def _head(
+    module: nn.Module, head: str | None, called: list[tuple[str, Use]], aliases: Mapping[str, str], outputs: int
+) -> set[str]:
     """The parameters of the head."""
     if head is None:
         return set()
     if head == "auto":
-        if not called:
-            raise ConfigError("head: the model calls no Linear layer to take as head; pass head=None to share one head")
-        head = called[-1].rpartition(".")[0]
+        if not called or called[-1][1].kind != "linear" or called[-1][1].weight.shape[0] != outputs:
+            raise ConfigError(
+                "head: the last layer that the model calls is not a Linear that gives its outputs; name the head, or"
+                " share one head for all tasks (head=None; on the command line --set head=null)"
+            )
+        head = called[-1][0].rpartition(".")[0]
     linear = dict(module.named_modules()).get(head)
     if not isinstance(linear, nn.Linear):
         found = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
         raise ConfigError(f"head: {head!r} is not a Linear layer of the model; there are {', '.join(found) or 'none'}")
-    names = {f"{head}.{name}" for name, _ in linear.named_parameters()}
+    names = {f"{head}.{name}".lstrip(".") for name, _ in linear.named_parameters()}
     if names & (set(aliases) | set(aliases.values())):
         raise ConfigError(f"head: {head!r} shares its weight with another layer; pass head=None or another head")
     return names
@@ -188,18 +205,22 @@ def _known(field: str, asked: Collection[str], names: Mapping[str, Any]) -> None
             raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(names)}")
 
 
-def _watch(module: nn.Module, images: Tensor) -> tuple[list[Use], dict[int, str], int]:
-    """(calls in order, parameters that were used some other way and how, numbers that come out for an image)."""
-    uses: list[Use] = []
+def _watch(module: nn.Module, images: Tensor) -> tuple[list[tuple[Use, nn.Module | None]], dict[int, str], int]:
+    """(calls in order, each with the layer whose forward made it; parameters that were used some other way and how;
+    numbers that come out for an image)."""
+    calls: list[tuple[Use, nn.Module | None]] = []
     strangers: dict[int, str] = {}
     parameters = {id(parameter) for parameter in module.parameters()}
 
     def other(function: str, tensors: list[Tensor]) -> None:
         strangers.update({id(tensor): function for tensor in tensors if id(tensor) in parameters})
 
-    with Watch(uses.append, other):
+    def used(use: Use) -> None:
+        calls.append((use, active[-1] if active else None))
+
+    with watch.evaluating(module), watch.calling(module) as active, Watch(used, other):
         outputs = logits(module, images)
-    return uses, strangers, outputs.shape[1]
+    return calls, strangers, outputs.shape[1]
 
 
 def record(
@@ -213,10 +234,14 @@ def record(
     return [(by_weight[id(use.weight)], use) for use in uses if id(use.weight) in by_weight]
 
 
-def columns(layer: Layer, use: Use, part: float = 1.0) -> Tensor:
-    """The inputs of a use as columns [G, N, P], of the first `part` of its images; the constant 1 for a bias last."""
-    some = use._replace(inputs=use.inputs[: round(len(use.inputs) * part)])
-    columns_GNP = watch.columns(some)
+def columns(layer: Layer, use: Use, images: int, wanted: int) -> Tensor:
+    """The inputs of a use as columns [G, N, P] for `wanted` of the `images` that went in; a bias's constant 1 last."""
+    inputs = use.inputs
+    if wanted < images:
+        where = [d for d, length in enumerate(inputs.shape[:-1]) if length % images == 0 and length]
+        if where:  # images lie in the first dimension that holds a multiple of them
+            inputs = inputs.narrow(where[0], 0, inputs.shape[where[0]] // images * wanted)
+    columns_GNP = watch.columns(use._replace(inputs=inputs))
     if layer.bias is None:
         return columns_GNP
     return torch.cat([columns_GNP, torch.ones_like(columns_GNP[:, :1])], 1)

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -57,10 +57,15 @@ class Record:
         self.facts: list[dict[str, Any]] = []
         self.began = time.time()
         self.state: State | None = None
-        if folder.exists():  # this very run, unfinished or to be repeated: `recorded` refuses anything else
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(config.dump(), encoding="utf-8")
+        try:
+            if folder.exists():  # this very run, unfinished or to be repeated: `recorded` refuses anything else
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+            (folder / "config.yaml").write_text(config.dump(), encoding="utf-8")
+            self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"out: {folder} cannot be written ({error.strerror})") from error
+        _lock(self._events)
 
     def environment(self, device: torch.device) -> None:
         _write(self.folder / "environment.json", environment(device))
@@ -69,8 +74,8 @@ class Record:
         """Append a line to events.jsonl."""
         full = {"time": round(time.time(), 3), "task": None, "epoch": None, "step": None, **fact}
         self.facts.append(full)
-        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(full) + "\n")
+        self._events.write(json.dumps(full) + "\n")
+        self._events.flush()
 
     def event(self, event: Event) -> None:
         if event.kind == "step":
@@ -86,7 +91,21 @@ class Record:
         if self.state is not None:
             save_model(self.state, self.folder / "model")
         _write(self.folder / "metrics.json", out)
+        self._events.close()
         return out
+
+
+def _lock(file: IO[str]) -> bool:
+    """Whether this process alone writes the file; the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
@@ -99,8 +118,12 @@ def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     if before != config:
         changes = difference(before, config)
         raise ConfigError(f"{folder}: holds a run with another config ({'; '.join(changes[:3])}); choose another --out")
+    if (folder / "events.jsonl").is_file():
+        with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
+            if not _lock(events):
+                raise ConfigError(f"{folder}: another process is writing this run; wait for it or choose another --out")
     done = _read(folder / "metrics.json")
-    return done if done and done["status"] != "partial" else None
+    return done if done and done.get("status") in ("complete", "degraded") else None
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -112,8 +135,9 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
+    needed = {"status", "benchmark", "method", "agents", "topology", "seed", "acc", "bwt", "traffic", "timing"}
     out = _read(folder / "metrics.json")
-    if out is None or out.get("schema") != 1:
+    if out is None or out.get("schema") != 1 or not needed <= set(out):
         raise DataError(f"{folder}: metrics.json is missing, broken or of another version")
     return out
 

@@ -1,8 +1,11 @@
 """Names -> things: a table of our own, or `file.py:name` / `package.module:name` for a user's."""
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
+import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +31,29 @@ def _own(what: str, name: str) -> Any:
     where, _, attribute = name.rpartition(":")
     try:
         module = _module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except (ImportError, OSError) as error:
-        raise ConfigError(f"{what}: {name!r}: cannot import {where}: {error}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{what}: {name!r}: {where} has no {attribute!r}")
+    except Exception as error:  # whatever the user's file raises is the user's to read
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{what}: {name!r}: cannot import {where}: {type(error).__name__}: {reason}") from error
+    if not callable(getattr(module, attribute, None)):
+        raise ConfigError(f"{what}: {name!r}: {where} has no class or function {attribute!r} at its top level")
     return getattr(module, attribute)
+
+
+def source_digest(what: str, table: Mapping[str, Any], name: str) -> str | None:
+    """A digest of the code behind a user's own name: a run of other code is another run. None for our own names."""
+    if name in table or ":" not in name:
+        return None
+    thing = _own(what, name)
+    return code_digest(thing)
+
+
+def code_digest(thing: Any) -> str:
+    """Of the file that defines a class or function, or of what can be known of it where there is none."""
+    try:
+        text = Path(inspect.getfile(thing)).read_text(encoding="utf-8")
+    except (OSError, TypeError):
+        text = repr(getattr(thing, "__qualname__", thing))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _module_of_file(path: Path) -> Any:
@@ -42,5 +63,6 @@ def _module_of_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # so that the source of what is in it can be found
     spec.loader.exec_module(module)
     return module

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codecl.data import embedded
 from codecl.errors import ConfigError, DataError
@@ -27,7 +27,9 @@ class StreamConfig(BaseModel):
 
 
 class Task(NamedTuple):
-    """One task: images with labels 0 .. classes - 1. Images are uint8 (scaled to 0 .. 1) or floating (as they are)."""
+    """One task: images with labels 0 .. classes - 1.
+
+    Images are uint8 (scaled to 0 .. 1), floating (taken as they are) or other integers (tokens: not touched)."""
 
     train: Images | Dataset[Any]
     test: Images | Dataset[Any]
@@ -55,7 +57,7 @@ class TaskData:
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
             shapes = [list(part[0].shape[1:]) for part in (self.train, self.test)]
             raise DataError(f"task {self.name!r}: training images are {shapes[0]}, test images {shapes[1]}")
-        self.scale = _scale(task, dtype, device)
+        self.scale = _scale(self.name, task, self.train[0], dtype)
         images = len(self.train[1])
         if images < agents:
             raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
@@ -93,6 +95,8 @@ class TaskData:
 
     def prepare(self, images: Tensor) -> Tensor:
         """Stored images -> what the model sees."""
+        if not images.is_floating_point() and images.dtype != torch.uint8:
+            return images
         values = images.to(self.dtype)
         if images.dtype == torch.uint8:
             values = values / 255
@@ -107,15 +111,19 @@ class TaskData:
 
 
 def tensors(source: Images | Dataset[Any]) -> Images:
-    """(images, labels) of a pair of tensors or of any map-style data set."""
+    """(images, labels) of a pair of tensors or of any data set."""
     if isinstance(source, TensorDataset):
         source = (source.tensors[0], source.tensors[1])
-    if isinstance(source, tuple):
-        return torch.as_tensor(source[0]), torch.as_tensor(source[1])
-    items = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
-    if not items:
-        raise DataError("a data set of a task is empty")
-    return torch.stack([torch.as_tensor(item[0]) for item in items]), torch.tensor([int(item[1]) for item in items])
+    try:
+        if isinstance(source, tuple | list):
+            images, labels = source
+            return torch.as_tensor(images), torch.as_tensor(labels)
+        many: Any = source
+        items = list(many) if isinstance(source, IterableDataset) else [many[i] for i in range(len(many))]
+        return torch.stack([torch.as_tensor(item[0]) for item in items]), torch.tensor([int(item[1]) for item in items])
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"a task's data is not (images, labels) nor a data set of such pairs: {reason}") from error
 
 
 def _checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
@@ -127,6 +135,8 @@ def _checked(task: str, split: str, data: Images, classes: int, device: torch.de
         )
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"task {task!r}: {len(images)} {split} images but {len(labels)} labels")
+    if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        raise DataError(f"task {task!r}: {split} labels are not whole numbers")
     labels = labels.long()
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
@@ -141,10 +151,18 @@ def _checked(task: str, split: str, data: Images, classes: int, device: torch.de
     return images.to(device), labels.to(device)
 
 
-def _scale(task: Task, dtype: torch.dtype, device: torch.device) -> Images | None:
-    if not task.mean:
+def _scale(name: str, task: Task, images: Tensor, dtype: torch.dtype) -> Images | None:
+    """Mean and standard deviation, shaped to fit the images."""
+    if not task.mean and not task.std:
         return None
-    mean, std = (torch.tensor(values, dtype=dtype, device=device)[:, None, None] for values in (task.mean, task.std))
+    channels = images.shape[1] if images.ndim > 1 else 1
+    if len(task.mean) != len(task.std) or len(task.mean) not in (1, channels) or min(task.std) <= 0:
+        raise DataError(
+            f"task {name!r}: mean {task.mean} and std {task.std} do not fit {channels} channels (one number each, std"
+            " above 0)"
+        )
+    shape = (-1, *(1 for _ in images.shape[2:]))
+    mean, std = (torch.tensor(v, dtype=dtype, device=images.device).view(shape) for v in (task.mean, task.std))
     return mean, std
 
 

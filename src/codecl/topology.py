@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from codecl.errors import ConfigError
+from codecl.registry import lookup
 from codecl.seeding import derive
 
 AGREE_TO, AGREE_AT_MOST = 1e-3, 50
@@ -39,7 +40,7 @@ class Topology:
         self.agents: int = self.graph.number_of_nodes()
         self.mixing = mixing_matrix(self.graph)
 
-    @property
+    @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """(sender, hearer), each directed edge once."""
         return tuple(sorted(self.graph.edges))
@@ -72,12 +73,18 @@ def build(config: TopologyConfig, agents: int, seed: int) -> Topology:
         graph.add_nodes_from(range(agents))
         if graph.number_of_nodes() != agents:
             raise ConfigError(
-                f"agents: {agents}, but {config.name} names agents up to {max(graph)}: use --agents {max(graph) + 1}"
+                f"agents: {agents}, but {config.name} names agents up to {max(graph)}: set agents to {max(graph) + 1}"
             )
         return Topology(config.name, graph)
-    from codecl.registry import lookup
-
-    return Topology(config.name, lookup("topology", TOPOLOGIES, config.name)(agents, config, seed))
+    builder = lookup("topology", TOPOLOGIES, config.name)
+    try:
+        graph = builder(agents, config, seed)
+    except (TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
+        raise ConfigError(f"topology: {config.name} with {agents} agents: {' '.join(str(error).split())}") from error
+    if not isinstance(graph, nx.Graph) or graph.number_of_nodes() != agents:
+        found = f"{graph.number_of_nodes()} nodes" if isinstance(graph, nx.Graph) else type(graph).__name__
+        raise ConfigError(f"topology: {config.name} gives {found}; it should give a networkx graph of {agents} agents")
+    return Topology(config.name, graph)
 
 
 def mixing_matrix(graph: Graph) -> Matrix:
@@ -140,7 +147,8 @@ def torus(agents: int, config: TopologyConfig, seed: int) -> Graph:
     """The most square grid with wrapped sides: 8 = 2×4, 16 = 4×4."""
     rows = max(r for r in range(1, math.isqrt(agents) + 1) if agents % r == 0)
     if rows == 1:
-        raise ConfigError(f"agents: a torus is rows × columns, both at least 2; {agents} is not: try {agents + 1}")
+        near = next(n for n in range(max(agents, 3) + 1, 2 * agents + 5) if any(n % r == 0 for r in range(2, n)))
+        raise ConfigError(f"agents: a torus is rows × columns, both at least 2; {agents} is not: try {near}")
     grid = nx.grid_2d_graph(rows, agents // rows, periodic=True)
     return nx.relabel_nodes(grid, {(r, c): r * (agents // rows) + c for r, c in grid})
 
@@ -175,7 +183,13 @@ def exponential(agents: int, config: TopologyConfig, seed: int) -> Graph:
 
 def erdos_renyi(agents: int, config: TopologyConfig, seed: int) -> Graph:
     """Each link with `topology.edge_probability`, drawn from the run's seed."""
-    return nx.gnp_random_graph(agents, config.edge_probability, seed=derive(seed, "topology") % 2**32)
+    graph = nx.gnp_random_graph(agents, config.edge_probability, seed=derive(seed, "topology") % 2**32)
+    if not nx.is_connected(graph):
+        raise ConfigError(
+            f"topology erdos-renyi with {agents} agents, probability {config.edge_probability:g} and seed {seed} is not"
+            " connected; raise topology.edge_probability or change the seed"
+        )
+    return graph
 
 
 TOPOLOGIES: dict[str, Callable[[int, TopologyConfig, int], Graph]] = {
@@ -208,12 +222,12 @@ def read_edges(path: Path) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(edges))
 
 
-def from_name(name: str) -> Mapping[str, Any]:
-    """The config fields that `--topology NAME` means: a known name, or the edges of a file."""
-    path = Path(name)
-    if name not in TOPOLOGIES and path.is_file():
-        return {"name": path.stem, "edges": read_edges(path)}
-    return {"name": name, "edges": None}
+def with_edges(config: TopologyConfig) -> TopologyConfig:
+    """A name that is an edge-list file is replaced by the file's edges: the config says it all."""
+    path = Path(config.name)
+    if config.edges is not None or config.name in TOPOLOGIES or ":" in config.name or not path.is_file():
+        return config
+    return config.model_copy(update={"name": path.stem, "edges": read_edges(path)})
 
 
 def from_graph(graph: Graph) -> Mapping[str, Any]:

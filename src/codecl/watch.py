@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from codecl.errors import ConfigError
 
 CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
+LIKE = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like"}
+LIKE_ITS_ARGUMENT = {"to", "type_as", "view_as", "expand_as", "reshape_as"}  # `x.to(weight)` reads no values of weight
 
 
 class Use(NamedTuple):
@@ -32,7 +34,7 @@ class Use(NamedTuple):
 
 
 class Watch(TorchFunctionMode):
-    """Reports each linear or convolution, and every other function that takes a watched tensor and gives a tensor."""
+    """Reports each linear or convolution, and every other function that takes values of a tensor and gives a tensor."""
 
     def __init__(self, on_use: Callable[[Use], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
         super().__init__()
@@ -45,8 +47,9 @@ class Watch(TorchFunctionMode):
             self.on_use(use)
         elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             name = getattr(func, "__name__", str(func))
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self.on_other(getattr(func, "__self__", func).__name__ if name == "__get__" else name, tensors)
+            name = getattr(func, "__self__", func).__name__ if name == "__get__" else name
+            read = () if name in LIKE else args[:1] if name in LIKE_ITS_ARGUMENT else (args, kwargs)
+            self.on_other(name, [leaf for leaf in tree_leaves(read) if isinstance(leaf, Tensor)])
         return result
 
 
@@ -66,15 +69,30 @@ def logits(module: nn.Module, images: Tensor) -> Tensor:
     """What the module gives for these images, checked to be a row of numbers an image."""
     shape = list(images.shape[1:])
     try:
-        with torch.no_grad(), evaluating(module):
+        with torch.no_grad():
             out = module(images)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model: it does not take images of shape {shape}: {reason}") from error
+        mode = "training on" if module.training else "taking"
+        raise ConfigError(f"model: {mode} {len(images)} images of shape {shape} fails: {reason}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
         found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f"model: for {len(images)} images it gives {found}; it should give [{len(images)}, classes]")
     return out
+
+
+@contextmanager
+def calling(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """The Linear and convolution layers that are being called, innermost last."""
+    active: list[nn.Module] = []
+    parts = [part for part in module.modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
+    handles = [part.register_forward_pre_hook(lambda part, _: active.append(part)) for part in parts]
+    handles += [part.register_forward_hook(lambda *_: active.pop() and None) for part in parts]
+    try:
+        yield active
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def columns(use: Use) -> Tensor:
@@ -88,7 +106,8 @@ def columns(use: Use) -> Tensor:
         margins = [(total // 2, total - total // 2) for total in totals]
     else:
         margins = [(p, p) for p in _each(0 if use.padding == "valid" else use.padding, len(size))]
-    inputs = functional.pad(use.inputs, [side for margin in reversed(margins) for side in margin])
+    inputs = use.inputs if use.inputs.ndim == len(size) + 2 else use.inputs[None]  # one image without a batch
+    inputs = functional.pad(inputs, [side for margin in reversed(margins) for side in margin])
     if len(size) == 1:  # a 1-d convolution is a 2-d one of height 1
         inputs, size, stride, dilation = inputs.unsqueeze(-2), (1, *size), (1, *stride), (1, *dilation)
     patches_BNP = functional.unfold(inputs, size, dilation=dilation, stride=stride)
@@ -97,7 +116,8 @@ def columns(use: Use) -> Tensor:
 
 
 def _each(value: Any, dimensions: int) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (int(value),) * dimensions
+    values = tuple(value) if isinstance(value, tuple | list) else (int(value),)
+    return values * dimensions if len(values) == 1 else values
 
 
 def without_running_statistics(module: nn.Module) -> nn.Module:

@@ -183,6 +183,105 @@ def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path, arguments, code, 
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+MINE = """
+import torch, networkx as nx, codecl
+from torch import nn
+five = 5
+def nothing(*arguments): return None
+def few(agents, config, seed): return nx.path_graph(2)
+def missing(): raise FileNotFoundError("letters.npz")
+def two_shapes():
+    x, y, z = torch.rand(200, 1, 28, 28), torch.rand(200, 3, 9, 9), torch.arange(200) % 2
+    return [codecl.Task((x, z), (x, z), 2, "a"), codecl.Task((y, z), (y, z), 2, "b")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--method", "broken.py:M"), 2, "cannot import broken.py: NameError"),
+        (("--method", "mine.py:M"), 2, "mine.py has no class or function 'M'"),
+        (("--method", "mine.py:nothing"), 2, "is not a codecl Method class"),
+        (("--set", "model.name=mine.py:five"), 2, "has no class or function 'five'"),
+        (("--set", "model.name=mine.py:nothing"), 2, "gives NoneType, not an nn.Module"),
+        (("--topology", "mine.py:nothing"), 2, "gives NoneType; it should give a networkx graph of 4 agents"),
+        (("--topology", "mine.py:few"), 2, "gives 2 nodes; it should give a networkx graph of 4 agents"),
+        (("--set", "data.stream=mine.py:nothing"), 2, "gives no list of codecl.Task"),
+        (("--set", "data.stream=mine.py:missing"), 3, "letters.npz"),
+        (("--set", "data.stream=mine.py:two_shapes", "--set", "train.batch=10"), 2, "images of shape [3, 9, 9] fails"),
+        (("--out", "mine.py"), 2, "mine.py/quickstart-dpsgd-ring4 cannot be written (Not a directory)"),
+        (("--set", "preset=../x"), 2, "preset: '../x' is not allowed"),
+        (("--agents", "4,60", "--set", "train.batch=50"), 2, "train.batch: 50 is more than the 33 images"),
+    ],
+)
+def test_mistakes_in_ones_own_files_are_one_line_too(cli, tmp_path, arguments, code, says):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("nonsense")
+    method = () if "--method" in arguments else ("--method", "dpsgd")
+    line = failed(cli("run", *method, *arguments, "--quiet", cwd=tmp_path), code)
+    assert says.replace("ring4", "ring4/seed-0") in line
+    assert not (tmp_path / "runs").exists(), "nothing is trained or written"
+
+
+def test_without_arguments_there_is_help(cli, tmp_path):
+    done = cli(cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Usage: codecl" in done.stdout
+    assert done.stderr == ""
+
+
+def test_two_processes_do_not_write_one_run(cli, tmp_path):
+    """The second is refused while the first is at work; when the first is killed, the folder is free again."""
+    command = [ENTRY, "run", "--method", "dpsgd", "--quiet", "--set", "train.epochs=50"]
+    first = subprocess.Popen(command, cwd=tmp_path)
+    try:
+        wait_for(lambda: any('"epoch"' in path.read_text() for path in tmp_path.rglob("events.jsonl")), first)
+        done = cli(*command[1:], cwd=tmp_path)
+        assert "another process is writing this run" in failed(done, 2)
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    (path,) = tmp_path.rglob("events.jsonl")
+    left = path.read_text()
+    second = subprocess.Popen(command, cwd=tmp_path)
+    try:
+        wait_for(lambda: path.exists() and path.read_text() and not path.read_text().startswith(left), second)
+    finally:
+        second.kill()
+        second.wait()
+
+
+def test_unfinished_runs_are_rows_of_their_own(cli, tmp_path):
+    for seed, status, acc in ((1, "complete", 60.0), (2, "complete", 70.0), (3, "partial", 99.0)):
+        folder = tmp_path / "p-codec-ring4" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        traffic = {"cc": 1.5, "train_bytes": 1, "boundary_bytes": 1, "full_bytes": 3}
+        run = {"schema": 1, "status": status, "benchmark": "p", "method": "codec", "agents": 4, "topology": "ring"}
+        run |= {"seed": seed, "acc": acc, "bwt": -1.0, "traffic": traffic, "timing": {"ms_per_iteration": 1.0}}
+        (folder / "metrics.json").write_text(json.dumps(run))
+    shown = cli("table", ".", cwd=tmp_path).stdout
+    assert re.search(r"codec +ring 4 +2 +65\.00 ± 7\.07 .* complete", shown)
+    assert re.search(r"codec +ring 4 +1 +99\.00 .* partial", shown)
+    (folder / "metrics.json").write_text('{"schema": 1}')
+    assert "metrics.json is missing, broken" in failed(cli("table", ".", cwd=tmp_path), 3)
+
+
+def test_names_of_tasks_are_text_and_not_markup(cli, tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "import torch, codecl\n"
+        "def stream():\n"
+        "    x, y = torch.rand(200, 1, 28, 28), torch.arange(200) % 2\n"
+        "    return [codecl.Task((x, y), (x, y), 2, '[/bold] x'), codecl.Task((x, y), (x, y), 2, '[red]')]\n"
+    )
+    done = cli(
+        "run", "--method", "codec", "--set", "data.stream=odd.py:stream", "--set", "train.epochs=1", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[/bold] x") == 2
+    assert done.stdout.count("[red]") == 2
+
+
 def test_a_class_without_images(cli, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nimport codecl\n"
@@ -210,7 +309,7 @@ def test_an_output_folder_with_another_config_is_refused_and_left_alone(cli, tmp
     (path,) = tmp_path.rglob("config.yaml")
     path.write_text(path.read_text().replace("rate: 0.1", "rate: 0.3"))
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    assert "holds a run with another config (train.rate: 0.3, 0.1)" in failed(cli(*arguments, cwd=tmp_path), 2)
+    assert "holds a run with another config (train.rate: 0.35, 0.15)" in failed(cli(*arguments, cwd=tmp_path), 2)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 

@@ -98,7 +98,7 @@ def test_names_that_cannot_be_built_are_refused_with_the_reason(name, agents, re
         ("0 1\n2 3\n", 4, "falls into 2 parts"),
         ("0 -> 1\n1 -> 2\n", 3, "not strongly connected"),
         ("0 1\n1 2\n", 4, "falls into 2 parts"),
-        ("0 1\n1 5\n", 3, "--agents 6"),
+        ("0 1\n1 5\n", 3, "set agents to 6"),
         ("0 1 2\n", 3, "is not a link"),
         ("# nothing\n", 3, "no links"),
     ],
@@ -107,13 +107,13 @@ def test_edge_lists_that_are_refused(tmp_path, text, agents, reason):
     path = tmp_path / "links.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match=reason):
-        topology.build(TopologyConfig(**topology.from_name(str(path))), agents, 0)
+        topology.build(topology.with_edges(TopologyConfig(name=str(path))), agents, 0)
 
 
 def test_an_edge_list_of_ones_own(tmp_path):
     path = tmp_path / "my-links.txt"
     path.write_text("# a triangle with a one-way chord\n0 1\n1 2  # both ways\n2 -> 0\n")
-    config = TopologyConfig(**topology.from_name(str(path)))
+    config = topology.with_edges(TopologyConfig(name=str(path)))
     graph = topology.build(config, 3, 0)
     assert config.name == "my-links"
     assert graph.edges == ((0, 1), (1, 0), (1, 2), (2, 0), (2, 1))
@@ -121,5 +121,5 @@ def test_an_edge_list_of_ones_own(tmp_path):
 
 
 def test_an_unlucky_random_graph_is_refused():
-    with pytest.raises(ConfigError, match="erdos-renyi with 12 agents is not connected"):
+    with pytest.raises(ConfigError, match=r"erdos-renyi with 12 agents, probability 0\.05 and seed 1 is not connected"):
         named("erdos-renyi", 12, edge_probability=0.05)

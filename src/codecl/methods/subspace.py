@@ -12,6 +12,8 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
     `one`: from the chosen agent's images. `all`: every agent sends OᵀRᵢRᵢᵀO and ‖Rᵢ‖² up the chosen agent's tree, where
     they are summed: the growth is that of all images in one place."""
     layers = [slot.layer for slot in end.layout.slots if slot.layer]
+    if not layers:
+        return {} if end.chosen in end.here else None
     bases = growth.exact(growth.bases_of(end.memory, layers), layers, end.coords_AD.device)
     everyone = end.growth.subspace_from == "all"
     images = end.growth.by_layer(layers, shared_by=end.data.agents if everyone else 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 Metrics = Mapping[str, Any]
@@ -13,7 +14,7 @@ Runs = Sequence[tuple[Path, Metrics]]  # a run folder and its metrics
 
 
 class Row(NamedTuple):
-    """Runs that differ in their seed alone: those of one folder."""
+    """Runs that differ in their seed alone and ended alike: those of one folder and status."""
 
     folder: str
     runs: Sequence[Metrics]
@@ -37,7 +38,7 @@ class Row(NamedTuple):
 
     @property
     def status(self) -> str:
-        return ", ".join(sorted({run["status"] for run in self.runs}))
+        return str(self.runs[0]["status"])
 
 
 def _get(run: Metrics, path: Sequence[str]) -> Any:
@@ -48,10 +49,10 @@ def _get(run: Metrics, path: Sequence[str]) -> Any:
 
 
 def rows(runs: Runs) -> list[Row]:
-    groups: dict[Path, list[Metrics]] = {}
+    groups: dict[tuple[Path, str], list[Metrics]] = {}
     for folder, run in runs:
-        groups.setdefault(folder.parent, []).append(run)
-    return [Row(folder.name, group) for folder, group in groups.items()]
+        groups.setdefault((folder.parent, run["status"]), []).append(run)
+    return [Row(folder.name, group) for (folder, _), group in groups.items()]
 
 
 def results(runs: Runs) -> Table:
@@ -108,7 +109,7 @@ def forgetting(named: Sequence[tuple[str, Metrics]], tasks: Sequence[str]) -> Ta
             learned, now = matrix[index][index], matrix[-1][index]
             tone = "red" if now < learned - 3 else "green"
             cells.append(f"{learned:.1f} → [{tone}]{now:.1f}[/]")
-        table.add_row(task, *cells)
+        table.add_row(escape(task), *cells)
     return table
 
 
