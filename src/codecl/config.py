@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Literal, NamedTuple
@@ -184,6 +185,8 @@ def setting(text: str) -> dict[str, Any]:
         out: Any = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {text!r}: the value is not readable: {str(error).splitlines()[0]}") from error
+    if isinstance(out, str) and re.fullmatch(r"[-+]?\d+e[-+]?\d+", out, re.IGNORECASE):
+        out = float(out)  # YAML 1.1 takes 1e-3 for a word
     keys = path.strip().split(".")
     if keys in (["method"], ["model"], ["topology"]):
         out = {"name": out}

@@ -62,6 +62,16 @@ def test_show_is_the_resolved_config(cli, tmp_path):
     assert config["method"] == {"name": "d-ewc", "penalty": 7.0, "penalty_step": "clipped", "clip": 100.0}
 
 
+def test_numbers_as_people_write_them():
+    from codecl.config import setting
+
+    assert setting("train.rate=1e-3") == {"train": {"rate": 0.001}}
+    assert setting("model.dropout=2E-1") == {"model": {"dropout": 0.2}}
+    assert setting("growth.images=[24,100]") == {"growth": {"images": [24, 100]}}
+    assert setting("method=d-ewc") == {"method": {"name": "d-ewc"}}
+    assert setting("head=null") == {"head": None}
+
+
 def test_in_a_grid_a_method_takes_the_options_it_has():
     from codecl.cli import _grid
 
