@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from codecl import api
+from codecl.assemble import assemble, deal
 from codecl.config import RunConfig, merge, validate
 from codecl.stream import Task
 from codecl.train import Setup, State, train
@@ -76,7 +76,7 @@ def config(**fields: object) -> RunConfig:
 
 
 def build(module: nn.Module, stream: list[Task], settings: RunConfig) -> tuple[Setup, State]:
-    return api.assemble(settings, module, api.deal(settings, stream, CPU), CPU)
+    return assemble(settings, module, deal(settings, stream, CPU), CPU)
 
 
 def trajectory(module: nn.Module, stream: list[Task], settings: RunConfig) -> Iterator[list[dict[str, torch.Tensor]]]:

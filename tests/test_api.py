@@ -106,7 +106,7 @@ def test_one_head_for_all_tasks_is_constrained_like_a_layer(tmp_path):
     result = codecl.fit(perceptron(), tasks(), out=tmp_path, head=None, **SMALL)
     assert set(result.metrics["free_by_task"][0]) == {"1", "3", "5"}
     assert result.metrics["free_by_task"][2]["5"] < 9
-    with pytest.raises(ConfigError, match="one head of 3 outputs, but task 't0' has 5 classes"):
+    with pytest.raises(ConfigError, match="the model gives 3 numbers, but task 't1' has 5 classes"):
         codecl.fit(perceptron(), tasks(2, classes=5), out=tmp_path, head=None, **SMALL)
 
 
@@ -119,12 +119,13 @@ def test_a_graph_of_ones_own(tmp_path):
 
 def test_load_gives_a_preset_run_back_without_the_users_module(tmp_path):
     from codecl import api
+    from codecl.assemble import tasks_of
     from codecl.config import preset, resolve
 
     settings = resolve(preset("quickstart"), {"train": {"epochs": 1, "batch": 50}, "agents": 2})
     result = api.run(settings, out=tmp_path)
     module = codecl.load(result.folder, 4)
-    images, labels = api.tasks_of(settings)[4].test
+    images, labels = tasks_of(settings)[4].test
     found = float((module(images.float() / 255).argmax(1) == labels).double().mean())
     assert 100 * found == pytest.approx(result.metrics["accuracy_matrix"][-1][4])
 
@@ -135,6 +136,34 @@ def test_layers_that_share_a_parameter_share_it_in_the_loaded_model_too(tmp_path
     module = result.model(1)
     assert module.one.weight is module.two.weight
     assert right(module, stream[1]) == pytest.approx(result.metrics["accuracy_matrix"][-1][1])
+
+
+def test_load_refuses_a_model_that_is_not_the_runs(tmp_path):
+    result = codecl.fit(perceptron(), tasks(2), out=tmp_path, **SMALL)
+    wider = nn.Sequential(nn.Flatten(), nn.Linear(72, 11), nn.Tanh(), nn.Linear(11, 8), nn.Tanh(), nn.Linear(8, 3))
+    for module in (wider, nn.Linear(3, 3), convolutional()):
+        with pytest.raises(ConfigError, match="does not fit this run at"):
+            codecl.load(result.folder, 0, module)
+
+
+def test_load_of_a_users_model_file_notices_other_code(tmp_path, monkeypatch):
+    from codecl import api
+    from codecl.config import preset, resolve
+    from codecl.registry import _module_of_file
+
+    monkeypatch.chdir(tmp_path)
+    text = "from torch.nn import *\ndef net(shape, classes): return Sequential(Flatten(), Linear(784, classes))\n"
+    (tmp_path / "net.py").write_text(text)
+    fields = {"model": {"name": "net.py:net"}, "train": {"epochs": 1, "batch": 100}, "agents": 2}
+    result = api.run(resolve(preset("quickstart"), fields), out=tmp_path / "runs")
+    assert codecl.load(result.folder, 1)[1].out_features == 10
+    (tmp_path / "net.py").write_text(text + "# edited\n")
+    _module_of_file.cache_clear()
+    with pytest.raises(ConfigError, match=r"net.py:net has changed since; pass the model"):
+        codecl.load(result.folder, 1)
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(ConfigError, match=r"no such file; or pass the model"):
+        codecl.load(result.folder, 1)
 
 
 def test_load_says_what_is_missing(tmp_path):
@@ -171,9 +200,41 @@ def test_settings_that_are_refused_name_field_value_and_what_is_allowed(tmp_path
 
 def test_images_that_do_not_fit_the_model_are_refused_before_training(tmp_path):
     stream = [*tasks(1), *tasks(1, shape=(2, 5, 5))]
-    with pytest.raises(ConfigError, match=r"training on 4 images of shape \[2, 5, 5\] fails"):
+    with pytest.raises(ConfigError, match=r"taking 12 images of shape \[2, 5, 5\] fails"):
         codecl.fit(perceptron(), stream, out=tmp_path, **SMALL)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mean": (0.5, 0.5, 0.5), "std": (1.0, 1.0, 1.0)}, "do not fit 2 channels"),
+        ({"mean": (0.5,), "std": ()}, "do not fit 2 channels"),
+        ({"mean": (0.5,), "std": (0.0,)}, "std above 0"),
+        ({"mean": (0.5,), "std": (float("nan"),)}, "std above 0"),
+        ({"classes": 3.0}, "classes is 3.0; it should be a whole number"),
+        ({"train": TensorDataset(torch.zeros(5))}, "not \\(images, labels\\)"),
+        ({"train": [(torch.zeros(2), 0.5), (torch.zeros(2), 1)]}, "not \\(images, labels\\)|shape"),
+    ],
+)
+def test_tasks_that_are_refused(tmp_path, change, reason):
+    task = tasks(1)[0]._replace(**change)
+    with pytest.raises(codecl.CodeclError, match=reason) as caught:
+        codecl.fit(perceptron(), [task], out=tmp_path, **SMALL)
+    assert "\n" not in str(caught.value)
+
+
+def test_scales_fit_images_and_flat_features(tmp_path):
+    task = tasks(1)[0]._replace(mean=torch.tensor([0.5, 0.1]), std=(2.0, 1.0))
+    assert codecl.fit(perceptron(), [task], out=tmp_path, **SMALL).trained
+    points = codecl.Task((torch.rand(20, 3), torch.arange(20) % 2), (torch.rand(20, 3), torch.arange(20) % 2), 2)
+    scaled = points._replace(mean=(0.5, 0.5, 0.5), std=(0.3, 0.3, 0.3))
+    assert codecl.fit(nn.Linear(3, 2), [scaled], out=tmp_path, **SMALL).trained
+
+
+def test_a_method_class_is_not_a_method(tmp_path):
+    with pytest.raises(ConfigError, match="is neither a name nor a Method with its options"):
+        codecl.fit(perceptron(), tasks(1), out=tmp_path, method=codecl.METHODS["d-ewc"], **SMALL)
 
 
 def test_no_tasks(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import MethodType
 
 import pytest
 import torch
@@ -19,6 +20,16 @@ SMALL = {
     "growth": {"threshold": 0.9, "images": 12},
     "dtype": "float64",
 }
+
+
+def flat(stream, start):
+    """Tasks whose images are flattened from this dimension on."""
+    return [
+        task._replace(
+            train=(task.train[0].flatten(start), task.train[1]), test=(task.test[0].flatten(start), task.test[1])
+        )
+        for task in stream
+    ]
 
 
 def lossless(module, stream=None, **fields):
@@ -84,13 +95,65 @@ def hooked():
     ids=["asks for types", "uses a weight directly", "hooks", "more weights in a Linear", "conv1d"],
 )
 def test_modules_that_train_as_they_are_written(module):
-    stream = tasks()
-    if isinstance(module[0] if isinstance(module, nn.Sequential) else None, nn.Conv1d):
-        stream = [
-            t._replace(train=(t.train[0].flatten(2), t.train[1]), test=(t.test[0].flatten(2), t.test[1]))
-            for t in stream
-        ]
+    one_dimensional = isinstance(module, nn.Sequential) and isinstance(module[0], nn.Conv1d)
+    stream = flat(tasks(), 2) if one_dimensional else tasks()
     assert lossless(module, stream)
+
+
+class Patched(nn.Module):
+    """A Linear that is called in a way of its own."""
+
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.how, self.body, self.head = how, nn.Linear(72, 40), nn.Linear(40, 3)
+        if how == "own forward":
+            own = lambda part, x: torch.tanh(functional.linear(x, part.weight, part.bias))  # noqa: E731
+            self.body.forward = MethodType(own, self.body)
+        if how == "hook that uses the weight":
+            self.body = nn.Linear(72, 72)
+            self.body.register_forward_hook(lambda part, _, out: functional.linear(out, part.weight, part.bias))
+            self.head = nn.Linear(72, 3)
+
+    def forward(self, x):
+        if self.how == "raises first":
+            try:
+                x = self.body(x)
+            except RuntimeError:
+                x = functional.linear(x.flatten(1), self.body.weight, self.body.bias)
+        elif self.how == "other use in training" and self.training:
+            x = functional.linear(x.flatten(1), self.body.weight * 0.9, self.body.bias)
+        else:
+            x = self.body(x.flatten(1))
+        return self.head(torch.tanh(x))
+
+
+@pytest.mark.parametrize("how", ["own forward", "hook that uses the weight", "raises first", "other use in training"])
+def test_a_linear_that_is_not_plainly_called_is_never_factored(how):
+    module = Patched(how)
+    setup, state = build(module, tasks(2), config())
+    assert [event.factored for event in train(setup, state) if event.kind == "task"][1] == []
+    assert lossless(module)
+
+
+def test_shared_weights_are_never_factored():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 72), nn.Tanh(), nn.Linear(72, 72), nn.Tanh(), nn.Linear(72, 3))
+    module[3].weight, module[3].bias = module[1].weight, module[1].bias
+    setup, state = build(module, tasks(2), config())
+    assert [event.factored for event in train(setup, state) if event.kind == "task"][1] == []
+    assert lossless(module)
+
+
+def test_a_bare_linear_shared_by_all_tasks(tmp_path):
+    result = codecl.fit(nn.Linear(72, 40), flat(tasks(), 1), out=tmp_path, head=None, **SMALL)
+    assert [list(free) for free in result.metrics["free_by_task"]] == [["weight"]] * 3
+
+
+def test_a_module_given_in_evaluation_mode_trains_with_dropout(tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 9), nn.Dropout(0.5), nn.Linear(9, 3)).eval()
+    setup, state = build(module, tasks(1), config())
+    group = next(iter(train(setup, state))).agents
+    images, labels = torch.ones(4, 8, 2, 6, 6).double(), torch.zeros(4, 8).long()
+    assert len(set(group.gradient(group.layout.start().repeat(4, 1), images, labels)[0].tolist())) == 4
 
 
 def test_factored_layers_are_those_that_are_called_as_such():
@@ -122,9 +185,7 @@ def test_a_frozen_backbone_leaves_only_the_head_to_train(method, tmp_path):
 
 
 def test_a_bare_linear_is_its_own_head(tmp_path):
-    stream = [
-        t._replace(train=(t.train[0].flatten(1), t.train[1]), test=(t.test[0].flatten(1), t.test[1])) for t in tasks()
-    ]
+    stream = flat(tasks(), 1)
     result = codecl.fit(nn.Linear(72, 3), stream, out=tmp_path, **SMALL)
     assert result.metrics["bwt"] == 0  # each task has its own
     assert result.metrics["acc"] > 80
@@ -158,17 +219,17 @@ def test_sequences_first_or_last_grow_the_same(tmp_path):
         def __init__(self, first: bool) -> None:
             super().__init__()
             self.first = first
-            self.embed, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+            self.embed, self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 3)
 
         def forward(self, x):
             x = x.flatten(1, 2)  # [images, 12, 6]
             x = x.transpose(0, 1) if self.first else x
-            return self.head(torch.tanh(self.embed(x)).mean(0 if self.first else 1))
+            return self.head(torch.tanh(self.body(torch.tanh(self.embed(x)))).mean(0 if self.first else 1))
 
-    free = []
+    free = []  # 12 positions, 6 images of which the first layer looks at 2: 12 is a multiple of 6
     for first in (False, True):
         torch.manual_seed(0)
-        settings = {**SMALL, "growth": {"threshold": 0.9, "images": (5,)}}
+        settings = {**SMALL, "growth": {"threshold": 0.9, "images": (2, 6)}}
         free.append(codecl.fit(Sequence(first), tasks(), out=tmp_path / str(first), **settings).metrics["free_by_task"])
     assert free[0] == free[1]
 
@@ -188,6 +249,35 @@ def test_tokens_and_an_embedding(tmp_path):
     with pytest.raises(ConfigError, match=r"'embed.weight' \(of Embedding\)"):
         codecl.fit(Words(), stream, out=tmp_path, **SMALL)
     assert codecl.fit(Words(), stream, out=tmp_path, frozen=["embed.weight"], **SMALL).metrics["status"] == "complete"
+
+
+class Scaled(nn.Module):
+    def __init__(self, k, hidden=0.0) -> None:
+        super().__init__()
+        self.k, self.body, self.head = k, nn.Linear(72, 6), nn.Linear(6, 3)
+        self.register_buffer("shift", torch.tensor(hidden), persistent=False)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.k * self.body(x.flatten(1)) + self.shift))
+
+
+def test_attributes_and_hidden_buffers_make_another_model(tmp_path):
+    def fit(k, hidden=0.0):
+        torch.manual_seed(0)
+        return codecl.fit(Scaled(k, hidden), tasks(2), out=tmp_path, **SMALL).trained
+
+    assert [fit(1.0), fit(5.0), fit(5.0, 1.0), fit(5.0, 1.0)] == [True, True, True, False]
+
+
+def test_code_without_a_file_is_told_apart_by_what_it_does():
+    from codecl.registry import code_digest
+
+    def made(text):
+        space = {"__name__": "notebook"}
+        exec(f"class Net:\n    def forward(self, x):\n        return [{text} for y in x]", space)
+        return code_digest(space["Net"])
+
+    assert made("y + 1") == made("y + 1") != made("y + 2")
 
 
 class Counting(nn.Module):
@@ -223,8 +313,29 @@ class ConvLast(nn.Module):
             {"train": {"batch": 1}},
             "training on 1 images",
         ),
-        (nn.Sequential(nn.Flatten(), nn.Linear(70, 3)), {}, "fails: mat1 and mat2"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(70, 3)), {}, "fails: RuntimeError: mat1 and mat2"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(3456, 3)), {}, "it gives|fails"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+            {"growth": {"images": 4, "subspace_from": "all"}},
+            "taking 1 images",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+            {"train": {"batch": 4, "test_batch": 1}},
+            "taking 1 images",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(72, 3)),
+            {"head": None, "frozen": ["1.weight", "1.bias"]},
+            "nothing trains",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.Linear(4, 3)), {"frozen": ["2.weight"]}, "is the head's"),
+        (
+            nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
+            {"frozen": ["0.bias"], "dense": ["0.bias"]},
+            "is in both|it gives",
+        ),
     ],
 )
 def test_modules_that_are_refused_before_training(module, settings, says, tmp_path):
@@ -238,8 +349,9 @@ def test_a_partly_frozen_head_cannot_grow(tmp_path):
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 9), nn.Linear(9, 3))
     module[2].weight.requires_grad_(False)
     assert codecl.fit(module, tasks(2), out=tmp_path, **SMALL).metrics["status"] == "complete"
-    with pytest.raises(ConfigError, match="a head that is partly frozen has 3 outputs, but task 't0' has 5"):
-        codecl.fit(module, [*tasks(1), *tasks(1, classes=5)], out=tmp_path, **SMALL)
+    for classes in (2, 5):
+        with pytest.raises(ConfigError, match=r"images of shape .* fails"):
+            codecl.fit(module, [*tasks(1), *tasks(1, classes=classes)], out=tmp_path, **SMALL)
 
 
 def test_another_model_is_another_run_even_with_equal_weights(tmp_path):

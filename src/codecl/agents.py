@@ -19,6 +19,7 @@ from codecl.layers import Layer, Survey
 
 Parameters = Mapping[str, Tensor]
 Running = Literal["stacked", "loop"]
+COORDS = "codecl_coordinates"  # the name under which a factored Linear finds its coordinates
 
 
 class Slot(NamedTuple):
@@ -108,10 +109,10 @@ def _names(slot: Slot) -> tuple[str | None, ...]:
 def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
     """Let a Linear work from coordinates, without building its weight: y = x W0ᵀ + (x O) cᵀ. All else of it stays."""
     outputs, free = chart.anchor_GON.shape[1], chart.dims[0]
-    linear.register_parameter("coords", nn.Parameter(chart.anchor_GON.new_zeros(outputs, free)))
+    linear.register_parameter(COORDS, nn.Parameter(chart.anchor_GON.new_zeros(outputs, free)))
 
     def forward(input: Tensor) -> Tensor:
-        return charts.factored(input, cast(Tensor, linear.coords), chart, bias)
+        return charts.factored(input, getattr(linear, COORDS), chart, bias)
 
     linear.forward = forward  # type: ignore[method-assign]
 
@@ -130,8 +131,8 @@ class Agents:
         if self.factored:  # a copy: the module as given keeps its Linear layers
             self.module = copy.deepcopy(module)
             for slot in layout.slots:
-                linear = self.module.get_submodule(slot.name) if slot.name in self.factored else None
-                if isinstance(linear, nn.Linear) and slot.layer:
+                if slot.layer and slot.name in self.factored:
+                    linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
                     factor(linear, slot.chart, slot.layer.bias is not None)
         self.module.train()
 
@@ -172,8 +173,8 @@ class Agents:
         """What differs between agents, for all of them at once: built weights, coordinates of factored layers."""
         out = {}
         for slot, piece in self.layout.pieces(coords_AD):
-            if slot.name in self.factored:
-                out[f"{slot.name}.coords"] = charts.unflatten(piece, slot.chart).squeeze(-3)
+            if slot.layer and slot.name in self.factored:
+                out[f"{slot.layer.owner}.{COORDS}".lstrip(".")] = charts.unflatten(piece, slot.chart).squeeze(-3)
             elif slot.size:
                 out.update(_parameters(slot, piece))
         return out

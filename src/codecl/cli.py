@@ -48,13 +48,17 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
-    from codecl import api
+    from codecl import assemble, record
+    from codecl import topology as topologies
 
     configs = list(_grid(preset, method, agents, topology, seeds, settings or []))
-    api.device_of(device)
+    assemble.device_of(device)
     if len(configs) > 1:  # what can be refused is refused before anything runs
+        for config in configs:
+            topologies.build(config.topology, config.agents, config.seed)
+            record.recorded(record.folder_of(config, out), config)
         for config in {config.digest(): config for config in configs}.values():
-            api.check(config)
+            assemble.check(config)
     console, notes = _console(as_json), _console(True)
     done: list[Result] = []
     failed: RunFailed | None = None
@@ -195,9 +199,10 @@ def _number(option: str, word: str) -> int:
 
 def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, console: "Console") -> "Result":
     from codecl import api
+    from codecl.assemble import tasks_of
     from codecl.display import watching
 
-    tasks = api.tasks_of(config)
+    tasks = tasks_of(config)
     try:
         with watching(console, config, len(tasks), quiet) as watch:
             result = api.run(config, out=out, device=device, again=again, on_event=watch, tasks=tasks)
@@ -230,7 +235,7 @@ def _announce(console: "Console", config: "RunConfig", number: int, count: int) 
 
 def _show(console: "Console", done: list["Result"]) -> None:
     """Tables of what was run just now."""
-    from codecl import api, record
+    from codecl import record
     from codecl.report.table import forgetting, in_words, results
 
     if not done:
@@ -238,7 +243,7 @@ def _show(console: "Console", done: list["Result"]) -> None:
     seeds = {result.metrics["seed"] for result in done}
     alike = {(result.metrics["agents"], result.metrics["topology"]) for result in done}
     if len(seeds) == 1 and len(alike) == 1 and len(done) <= 4:
-        names = [task.name for task in api.tasks_of(record.read_config(done[0].folder))]
+        names = record.task_names(done[0].folder)
         console.print()
         console.print(forgetting([(result.metrics["method"], result.metrics) for result in done], names))
     console.print()

@@ -37,7 +37,6 @@ class TaskOpened(Event):
     shared: int  # numbers that the authors' accounting adds to both: other heads, norms
     itemsize: int  # bytes of a number
     free: dict[str, int]
-    running: str  # stacked or loop
     factored: list[str]  # layers that run in the factored form
     agents: Agents = field(metadata=LIVE, repr=False)
 
@@ -57,6 +56,7 @@ class Epoch(Event):
     loss: list[float]  # by agent, mean over the epoch
     rate: float
     consensus_error: float
+    running: str  # how agents shared the device: stacked or loop
     messages: int
     bytes: int
     seconds: float

@@ -37,6 +37,10 @@ class GrowthConfig(BaseModel):
         """ε of this task (counted from 0)."""
         return min(self.threshold + task * self.increment, 1.0)
 
+    def sharing(self, agents: int) -> int:
+        """How many agents share the work of looking."""
+        return agents if self.subspace_from == "all" else 1
+
     def by_layer(self, layers: Sequence[Layer], shared_by: int) -> dict[Layer, int]:
         """How many images of an agent each layer looks at, when so many agents share the work."""
         counts = (self.images,) * len(layers) if isinstance(self.images, int) else self.images

@@ -6,6 +6,7 @@ are used twice and weights that are used in ways we cannot follow show themselve
 Shapes: G groups, O outputs of a group, N inputs (the bias is one more input that is always 1), P patches or rows.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,11 @@ class Layer(NamedTuple):
     groups: int
     rows: int  # how many rows or patches an image gives it
     linear: bool  # an nn.Linear with a weight of its own, called as such: it may take the factored form
+
+    @property
+    def owner(self) -> str:
+        """The path of the module that the weight belongs to."""
+        return self.weight.rpartition(".")[0]
 
     def join(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Parameters -> W [G, O, N]. Law: split undoes it."""
@@ -79,6 +85,9 @@ def survey(
             aliases[name] = known
     _known("dense", dense, names)
     _known("frozen", frozen, names)
+    both = set(dense) & set(frozen)
+    if both:
+        raise ConfigError(f"dense and frozen: {min(both)!r} is in both; it can be one or the other")
     asked = {aliases.get(name, name) for name in (*dense, *frozen)}
 
     calls, strangers, outputs = _watch(module, images)
@@ -99,8 +108,15 @@ def survey(
     for identity, how in strangers.items():
         refused[first_name[identity]] = f"is also used by {how}(), which codecl cannot follow"
 
+    for weight in {first_name.get(identity, "") for identity in _used_otherwise(module, images)} & set(layers):
+        layers[weight] = layers[weight]._replace(linear=False)
+
     called = [(first_name.get(id(use.weight), ""), use) for use, _ in calls]
     head_names = _head(module, head, called, aliases, outputs)
+    if head_names & asked:
+        raise ConfigError(
+            f"dense and frozen: {min(head_names & asked)!r} is the head's, which each task has of its own"
+        )
     places = _place(module, layers, head_names, set(dense), asked)
     used_oddly = [n for layer in layers.values() for n in (layer.weight, layer.bias) if n in refused]
     if used_oddly:
@@ -171,9 +187,11 @@ def _layer(
     owner, _, attribute = weight.rpartition(".")
     part = module.get_submodule(owner)
     name = owner if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and attribute == "weight" else weight
-    linear = type(part) is nn.Linear and inside is part and weight not in tied and (bias is None) == (use.bias is None)
-    rows = watch.columns(use).shape[-1] // images
-    return Layer(name or weight, weight, bias, use.weight.shape, use.groups, rows, linear)
+    if use.weight.numel() == 0:
+        raise ConfigError(f"model: parameter {weight!r} has no elements (its shape is {list(use.weight.shape)})")
+    plain = type(part) is nn.Linear and inside is part and "forward" not in vars(part)
+    linear = plain and weight not in tied and (bias is None) == (use.bias is None)
+    return Layer(name or weight, weight, bias, use.weight.shape, use.groups, use.rows // images, linear)
 
 
 def _head(
@@ -189,6 +207,8 @@ def _head(
                 " share one head for all tasks (head=None; on the command line --set head=null)"
             )
         head = called[-1][0].rpartition(".")[0]
+        if not called[-1][0]:
+            raise ConfigError("head: the last Linear's weight is computed, not a parameter; name the head")
     linear = dict(module.named_modules()).get(head)
     if not isinstance(linear, nn.Linear):
         found = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
@@ -223,6 +243,23 @@ def _watch(module: nn.Module, images: Tensor) -> tuple[list[tuple[Use, nn.Module
     return calls, strangers, outputs.shape[1]
 
 
+def _used_otherwise(module: nn.Module, images: Tensor) -> set[int]:
+    """Parameters that training uses other than by calling the layer that owns them."""
+    others: set[int] = set()
+    trial = copy.deepcopy(module).train()  # it may change its buffers
+    originals = {id(new): id(old) for new, old in zip(trial.parameters(), module.parameters(), strict=True)}
+
+    def used(use: Use) -> None:
+        if not active or active[-1].weight is not use.weight:
+            others.add(id(use.weight))
+
+    devices = [images.device] if images.device.type == "cuda" else []
+    elsewhere = Watch(used, lambda _, tensors: others.update(map(id, tensors)))
+    with torch.random.fork_rng(devices), watch.calling(trial) as active, elsewhere:
+        logits(trial, images)
+    return {originals[identity] for identity in others if identity in originals}
+
+
 def record(
     run: Callable[[], Any], layers: Collection[Layer], parameters: Mapping[str, Tensor]
 ) -> list[tuple[Layer, Use]]:
@@ -238,9 +275,11 @@ def columns(layer: Layer, use: Use, images: int, wanted: int) -> Tensor:
     """The inputs of a use as columns [G, N, P] for `wanted` of the `images` that went in; a bias's constant 1 last."""
     inputs = use.inputs
     if wanted < images:
-        where = [d for d, length in enumerate(inputs.shape[:-1]) if length % images == 0 and length]
-        if where:  # images lie in the first dimension that holds a multiple of them
-            inputs = inputs.narrow(where[0], 0, inputs.shape[where[0]] // images * wanted)
+        lengths = list(inputs.shape[:-1])
+        exact = [d for d, length in enumerate(lengths) if length == images]
+        where = exact or [d for d, length in enumerate(lengths) if length and length % images == 0]
+        if where:  # images lie in the first dimension of their number, or of a multiple of it
+            inputs = inputs.narrow(where[0], 0, lengths[where[0]] // images * wanted)
     columns_GNP = watch.columns(use._replace(inputs=inputs))
     if layer.bias is None:
         return columns_GNP

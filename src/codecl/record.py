@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import yaml
@@ -58,14 +58,13 @@ class Record:
         self.began = time.time()
         self.state: State | None = None
         try:
-            if folder.exists():  # this very run, unfinished or to be repeated: `recorded` refuses anything else
-                shutil.rmtree(folder)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(folder)
+            _clear(folder)  # this very run, unfinished or to be repeated: `recorded` refuses anything else
             (folder / "config.yaml").write_text(config.dump(), encoding="utf-8")
             self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"out: {folder} cannot be written ({error.strerror})") from error
-        _lock(self._events)
 
     def environment(self, device: torch.device) -> None:
         _write(self.folder / "environment.json", environment(device))
@@ -92,20 +91,37 @@ class Record:
             save_model(self.state, self.folder / "model")
         _write(self.folder / "metrics.json", out)
         self._events.close()
+        if self._lock is not None:
+            os.close(self._lock)
         return out
 
 
-def _lock(file: IO[str]) -> bool:
-    """Whether this process alone writes the file; the lock goes with the process, however it ends."""
+def _lock(folder: Path) -> int | None:
+    """Make sure that this process alone writes the folder. The lock goes with the process, however it ends."""
     try:
         import fcntl
     except ImportError:  # not on this system
-        return True
+        return None
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigError(
+            f"{folder}: another process is writing this run; wait for it or choose another --out"
+        ) from None
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
@@ -115,13 +131,9 @@ def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: is there already and is not a run folder; choose another --out")
     before = read_config(folder)
-    if before != config:
+    if before.model_dump(mode="json") != config.model_dump(mode="json"):  # a list may have been a tuple
         changes = difference(before, config)
         raise ConfigError(f"{folder}: holds a run with another config ({'; '.join(changes[:3])}); choose another --out")
-    if (folder / "events.jsonl").is_file():
-        with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
-            if not _lock(events):
-                raise ConfigError(f"{folder}: another process is writing this run; wait for it or choose another --out")
     done = _read(folder / "metrics.json")
     return done if done and done.get("status") in ("complete", "degraded") else None
 
@@ -140,6 +152,12 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     if out is None or out.get("schema") != 1 or not needed <= set(out):
         raise DataError(f"{folder}: metrics.json is missing, broken or of another version")
     return out
+
+
+def task_names(folder: Path) -> list[str]:
+    """What the tasks of a recorded run are called."""
+    facts = map(json.loads, (folder / "events.jsonl").read_text(encoding="utf-8").splitlines())
+    return [fact["name"] for fact in facts if fact["kind"] == "task"]
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

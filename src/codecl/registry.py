@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +31,54 @@ def near(name: str, known: Mapping[str, Any]) -> str:
 def _own(what: str, name: str) -> Any:
     where, _, attribute = name.rpartition(":")
     try:
-        module = _module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = _module_of_file(Path(where).resolve()) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:  # whatever the user's file raises is the user's to read
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{what}: {name!r}: cannot import {where}: {type(error).__name__}: {reason}") from error
+        raise ConfigError(f"{what}: {name!r}: cannot import {where}: {reason(error)}") from error
     if not callable(getattr(module, attribute, None)):
         raise ConfigError(f"{what}: {name!r}: {where} has no class or function {attribute!r} at its top level")
     return getattr(module, attribute)
+
+
+def reason(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+@cache
+def _module_of_file(path: Path) -> Any:
+    """A user's file as a module, run once, under a name that no other file or package has."""
+    if not path.is_file():
+        raise OSError("no such file")
+    name = f"codecl_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def source_digest(what: str, table: Mapping[str, Any], name: str) -> str | None:
     """A digest of the code behind a user's own name: a run of other code is another run. None for our own names."""
     if name in table or ":" not in name:
         return None
-    thing = _own(what, name)
+    thing, where = _own(what, name), name.rpartition(":")[0]
+    if where.endswith(".py"):
+        return hashlib.sha256(Path(where).read_bytes()).hexdigest()[:16]
     return code_digest(thing)
 
 
 def code_digest(thing: Any) -> str:
-    """Of the file that defines a class or function, or of what can be known of it where there is none."""
+    """Of the file that defines a class or function; of its compiled functions where there is none (a notebook)."""
     try:
-        text = Path(inspect.getfile(thing)).read_text(encoding="utf-8")
+        code = Path(inspect.getfile(thing)).read_bytes()
     except (OSError, TypeError):
-        text = repr(getattr(thing, "__qualname__", thing))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        functions = [part.__code__ for part in (thing, *vars(thing).values()) if inspect.isfunction(part)]
+        code = repr([(f.co_name, f.co_code, f.co_names, _constants(f)) for f in functions]).encode()
+    return hashlib.sha256(code).hexdigest()[:16]
 
 
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise OSError("no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # so that the source of what is in it can be found
-    spec.loader.exec_module(module)
-    return module
+def _constants(code: Any) -> list[Any]:
+    """Constants of compiled code; code inside it by what it does, not by its address."""
+    return [(c.co_code, c.co_names, _constants(c)) if inspect.iscode(c) else c for c in code.co_consts]

@@ -51,6 +51,8 @@ class TaskData:
         self, index: int, task: Task, agents: int, seed: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.index, self.name, self.classes = index, task.name or f"task {index + 1}", task.classes
+        if not isinstance(task.classes, int) or task.classes < 1:
+            raise ConfigError(f"task {self.name!r}: classes is {task.classes!r}; it should be a whole number above 0")
         self.agents, self.seed, self.dtype = agents, seed, dtype
         self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
         self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
@@ -112,15 +114,17 @@ class TaskData:
 
 def tensors(source: Images | Dataset[Any]) -> Images:
     """(images, labels) of a pair of tensors or of any data set."""
-    if isinstance(source, TensorDataset):
-        source = (source.tensors[0], source.tensors[1])
     try:
+        if isinstance(source, TensorDataset):
+            source = (source.tensors[0], source.tensors[1])
         if isinstance(source, tuple | list):
             images, labels = source
             return torch.as_tensor(images), torch.as_tensor(labels)
         many: Any = source
         items = list(many) if isinstance(source, IterableDataset) else [many[i] for i in range(len(many))]
-        return torch.stack([torch.as_tensor(item[0]) for item in items]), torch.tensor([int(item[1]) for item in items])
+        columns = ([torch.as_tensor(item[part]) for item in items] for part in (0, 1))
+        images, labels = map(torch.stack, columns)
+        return images, labels
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"a task's data is not (images, labels) nor a data set of such pairs: {reason}") from error
@@ -153,17 +157,18 @@ def _checked(task: str, split: str, data: Images, classes: int, device: torch.de
 
 def _scale(name: str, task: Task, images: Tensor, dtype: torch.dtype) -> Images | None:
     """Mean and standard deviation, shaped to fit the images."""
-    if not task.mean and not task.std:
+    mean, std = (torch.as_tensor(part, dtype=dtype, device=images.device).flatten() for part in (task.mean, task.std))
+    if not len(mean) and not len(std):
         return None
     channels = images.shape[1] if images.ndim > 1 else 1
-    if len(task.mean) != len(task.std) or len(task.mean) not in (1, channels) or min(task.std) <= 0:
+    fits = len(mean) == len(std) and len(mean) in (1, channels) and bool(mean.isfinite().all())
+    if not fits or not bool((std > 0).all()):
         raise DataError(
-            f"task {name!r}: mean {task.mean} and std {task.std} do not fit {channels} channels (one number each, std"
-            " above 0)"
+            f"task {name!r}: mean {mean.tolist()} and std {std.tolist()} do not fit {channels} channels (a number for"
+            " each, std above 0)"
         )
     shape = (-1, *(1 for _ in images.shape[2:]))
-    mean, std = (torch.tensor(v, dtype=dtype, device=images.device).view(shape) for v in (task.mean, task.std))
-    return mean, std
+    return mean.view(shape), std.view(shape)
 
 
 def quickstart() -> list[Task]:

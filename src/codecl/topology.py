@@ -14,8 +14,8 @@ import networkx as nx
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from codecl.errors import ConfigError
-from codecl.registry import lookup
+from codecl.errors import CodeclError, ConfigError
+from codecl.registry import lookup, reason
 from codecl.seeding import derive
 
 AGREE_TO, AGREE_AT_MOST = 1e-3, 50
@@ -79,8 +79,10 @@ def build(config: TopologyConfig, agents: int, seed: int) -> Topology:
     builder = lookup("topology", TOPOLOGIES, config.name)
     try:
         graph = builder(agents, config, seed)
-    except (TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
-        raise ConfigError(f"topology: {config.name} with {agents} agents: {' '.join(str(error).split())}") from error
+    except CodeclError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"topology: {config.name} with {agents} agents: {reason(error)}") from error
     if not isinstance(graph, nx.Graph) or graph.number_of_nodes() != agents:
         found = f"{graph.number_of_nodes()} nodes" if isinstance(graph, nx.Graph) else type(graph).__name__
         raise ConfigError(f"topology: {config.name} gives {found}; it should give a networkx graph of {agents} agents")
@@ -207,14 +209,14 @@ TOPOLOGIES: dict[str, Callable[[int, TopologyConfig, int], Graph]] = {
 def read_edges(path: Path) -> tuple[tuple[int, int], ...]:
     """A user's own graph: a line a link, `0 1` both ways, `0 -> 1` one way; `#` starts a comment."""
     edges: list[tuple[int, int]] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         text = line.split("#")[0].strip()
         if not text:
             continue
         one_way = "->" in text
         words = text.replace("->", " ").split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
-            raise ConfigError(f"{path}:{number}: {line.strip()!r} is not a link: write `0 1` or `0 -> 1`")
+            raise ConfigError(f"{path}:{number}: {line.strip()[:40]!r} is not a link: write `0 1` or `0 -> 1`")
         a, b = int(words[0]), int(words[1])
         edges += [(a, b)] if one_way else [(a, b), (b, a)]
     if not edges:
@@ -227,9 +229,12 @@ def with_edges(config: TopologyConfig) -> TopologyConfig:
     path = Path(config.name)
     if config.edges is not None or config.name in TOPOLOGIES or ":" in config.name or not path.is_file():
         return config
-    return config.model_copy(update={"name": path.stem, "edges": read_edges(path)})
+    name = path.name if path.stem in TOPOLOGIES else path.stem
+    return config.model_copy(update={"name": name, "edges": read_edges(path)})
 
 
 def from_graph(graph: Graph) -> Mapping[str, Any]:
     """The config fields of a networkx graph: an undirected link is two edges."""
+    if not all(isinstance(node, int) for node in graph):
+        raise ConfigError("topology: agents in a graph are numbered 0, 1, …; relabel its nodes with whole numbers")
     return {"name": "graph", "edges": tuple(sorted(nx.DiGraph(graph).edges))}

@@ -95,7 +95,7 @@ def train(setup: Setup, state: State) -> Iterator[Event]:
                     coords_AD = exchange.start(half_AD, "train").wait()
                 losses.append(loss_A)
                 yield Step(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
-            yield _epoch(setup, data, epoch, torch.stack(losses), coords_AD, began)
+            yield _epoch(setup, data, agents, epoch, torch.stack(losses), coords_AD, began)
         running = agents.running
         state = yield from _close(setup, state, data, agents, coords_AD)
         yield _evaluate(setup, state, data.index)
@@ -160,13 +160,14 @@ def _opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
         shared=heads + norms - live,
         itemsize=data.dtype.itemsize,
         free=plan.free,
-        running=agents.running,
         factored=sorted(agents.factored),
         agents=agents,
     )
 
 
-def _epoch(setup: Setup, data: TaskData, epoch: int, losses_SA: Tensor, coords_AD: Tensor, began: float) -> Epoch:
+def _epoch(
+    setup: Setup, data: TaskData, agents: Agents, epoch: int, losses_SA: Tensor, coords_AD: Tensor, began: float
+) -> Epoch:
     """Losses are read once an epoch; one that is not finite ends the run."""
     losses = setup.exchange.gather(losses_SA.mT).mT.cpu()
     rate, steps = setup.train.rate_at(epoch), len(losses)
@@ -187,6 +188,7 @@ def _epoch(setup: Setup, data: TaskData, epoch: int, losses_SA: Tensor, coords_A
         loss=losses.mean(0).tolist(),
         rate=rate,
         consensus_error=error,
+        running=agents.running,
         seconds=time.perf_counter() - began,
         **setup.exchange.traffic.take("train"),
     )

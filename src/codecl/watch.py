@@ -3,17 +3,19 @@
 Shapes: G groups, N inputs, P patches or rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from codecl.errors import ConfigError
+from codecl.registry import reason
 
 CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
 LIKE = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like"}
@@ -31,6 +33,7 @@ class Use(NamedTuple):
     padding: Any = 0
     dilation: Any = 1
     groups: int = 1
+    rows: int = 0  # rows or patches that came out
 
 
 class Watch(TorchFunctionMode):
@@ -44,7 +47,7 @@ class Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in CALLS:
             use = Use(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
-            self.on_use(use)
+            self.on_use(use._replace(rows=result.numel() // max(1, len(use.weight))))
         elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             name = getattr(func, "__name__", str(func))
             name = getattr(func, "__self__", func).__name__ if name == "__get__" else name
@@ -65,16 +68,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def logits(module: nn.Module, images: Tensor) -> Tensor:
-    """What the module gives for these images, checked to be a row of numbers an image."""
+def logits(module: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    """What the module gives for these images, with these parameters, checked to be a row of numbers an image."""
     shape = list(images.shape[1:])
     try:
         with torch.no_grad():
-            out = module(images)
+            out = functional_call(module, dict(parameters or {}), (images,))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200]
         mode = "training on" if module.training else "taking"
-        raise ConfigError(f"model: {mode} {len(images)} images of shape {shape} fails: {reason}") from error
+        raise ConfigError(f"model: {mode} {len(images)} images of shape {shape} fails: {reason(error)}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
         found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f"model: for {len(images)} images it gives {found}; it should give [{len(images)}, classes]")
@@ -87,7 +89,8 @@ def calling(module: nn.Module) -> Iterator[list[nn.Module]]:
     active: list[nn.Module] = []
     parts = [part for part in module.modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
     handles = [part.register_forward_pre_hook(lambda part, _: active.append(part)) for part in parts]
-    handles += [part.register_forward_hook(lambda *_: active.pop() and None) for part in parts]
+    for part in parts:  # before the user's own hooks, and also when the layer raises
+        handles.append(part.register_forward_hook(lambda *_: active.pop() and None, prepend=True, always_call=True))
     try:
         yield active
     finally:

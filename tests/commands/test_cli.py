@@ -262,6 +262,31 @@ def test_two_processes_do_not_write_one_run(cli, tmp_path):
         second.wait()
 
 
+def test_two_files_of_one_name_and_a_name_of_pythons_own(cli, tmp_path):
+    for folder in ("u1", "u2"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "u1" / "statistics.py").write_text(
+        "from torch import nn\ndef net(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(784, classes))\n"
+    )
+    (tmp_path / "u2" / "statistics.py").write_text(
+        "from __future__ import annotations\nfrom typing import Literal\nfrom codecl.methods import Dpsgd\n"
+        "class Mine(Dpsgd):\n    kind: Literal['x', 'y'] = 'x'\n"
+    )
+    names = ("--method", "u2/statistics.py:Mine", "--set", "model.name=u1/statistics.py:net")
+    done = cli("run", *names, *TINY, "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)
+    sources = yaml.safe_load((tmp_path / run["folder"] / "config.yaml").read_text())["sources"]
+    assert sources["method"] != sources["model"]
+
+
+def test_a_grid_with_an_unlucky_random_graph_is_refused_before_anything_runs(cli, tmp_path):
+    chance = ("--topology", "erdos-renyi", "--set", "topology.edge_probability=0.4", "--agents", "5")
+    done = cli("run", "--method", "dpsgd", *chance, "--seeds", "0,1,2,3,4,5", *TINY, cwd=tmp_path)
+    assert "raise topology.edge_probability or change the seed" in failed(done, 2)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_unfinished_runs_are_rows_of_their_own(cli, tmp_path):
     for seed, status, acc in ((1, "complete", 60.0), (2, "complete", 70.0), (3, "partial", 99.0)):
         folder = tmp_path / "p-codec-ring4" / f"seed-{seed}"

@@ -120,6 +120,11 @@ def test_an_edge_list_of_ones_own(tmp_path):
     check_doubly_stochastic(graph)
 
 
+def test_a_file_that_is_called_like_a_topology_keeps_its_name(tmp_path):
+    (tmp_path / "ring.txt").write_text("0 1\n")
+    assert topology.with_edges(TopologyConfig(name=str(tmp_path / "ring.txt"))).name == "ring.txt"
+
+
 def test_an_unlucky_random_graph_is_refused():
     with pytest.raises(ConfigError, match=r"erdos-renyi with 12 agents, probability 0\.05 and seed 1 is not connected"):
         named("erdos-renyi", 12, edge_probability=0.05)

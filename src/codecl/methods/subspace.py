@@ -16,7 +16,7 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
         return {} if end.chosen in end.here else None
     bases = growth.exact(growth.bases_of(end.memory, layers), layers, end.coords_AD.device)
     everyone = end.growth.subspace_from == "all"
-    images = end.growth.by_layer(layers, shared_by=end.data.agents if everyone else 1)
+    images = end.growth.by_layer(layers, end.growth.sharing(end.data.agents))
 
     def moments(agent: int) -> growth.Moments:
         parameters = end.layout.parameters(end.coords_AD[end.here[agent]])

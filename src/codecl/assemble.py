@@ -1,0 +1,172 @@
+"""From a config to everything that the loop needs, built and checked before anything trains."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from codecl import topology as topologies
+from codecl.agents import Parameters
+from codecl.config import RunConfig
+from codecl.errors import CodeclError, ConfigError, DataError
+from codecl.exchange import Simulated, digest
+from codecl.layers import survey
+from codecl.models import MODELS
+from codecl.registry import lookup, reason
+from codecl.seeding import derive, spawn
+from codecl.stream import STREAMS, Task, TaskData
+from codecl.train import Setup, State
+from codecl.watch import logits, without_running_statistics
+
+
+@contextmanager
+def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators set for this purpose, and put back as the caller had them."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive(seed, purpose))
+        yield
+
+
+def tasks_of(config: RunConfig) -> list[Task]:
+    """The tasks of the stream that a config names."""
+    try:
+        tasks = lookup("data.stream", STREAMS, config.data.stream)()
+    except CodeclError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise DataError(f"data.stream: {config.data.stream} cannot be loaded: {reason(error)}") from error
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise ConfigError(f"data.stream: {config.data.stream} gives no list of codecl.Task")
+    return tasks
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what `run` would refuse, without training anything."""
+    cpu = torch.device("cpu")
+    dealt = deal(config, None, cpu)
+    assemble(config, build_model(config, dealt), dealt, cpu)
+
+
+def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
+    """The tasks of a config on the device, checked, with a shard for each agent."""
+    source = tasks if tasks is not None else tasks_of(config)
+    dtype = getattr(torch, config.dtype)
+    dealt = [TaskData(i, task, config.agents, config.seed, dtype, device) for i, task in enumerate(source)]
+    for data in dealt:
+        data.steps(config.train.batch)
+    return dealt
+
+
+def build_model(config: RunConfig, tasks: Sequence[TaskData]) -> nn.Module:
+    """A fresh module with initial weights from the seed."""
+    shape, classes = tuple(tasks[0].train[0].shape[1:]), tasks[0].classes
+    with seeded(config.seed, "weights", torch.device("cpu")):
+        builder = lookup("model", MODELS, config.model.name)
+        try:
+            module: Any = builder(shape, classes, **config.model.options)
+        except Exception as error:  # a user's function may raise anything
+            given = {"shape": list(shape), "classes": classes, **config.model.options}
+            raise ConfigError(f"model: {config.model.name} cannot be built with {given}: {reason(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model: {config.model.name} gives {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def assemble(
+    config: RunConfig, module: nn.Module, tasks: Sequence[TaskData], device: torch.device
+) -> tuple[Setup, State]:
+    """Build and check everything that the loop needs."""
+    dtype = getattr(torch, config.dtype)
+    graph = topologies.build(config.topology, config.agents, config.seed)
+    own = own_copy(module).to(device, dtype)
+    sample = tasks[0].prepare(tasks[0].train[0][:2])
+    places = survey(own, sample, config.head, config.dense, config.frozen)
+    values = {name: parameter.detach().clone() for name, parameter in own.named_parameters()}
+    first_head = {name: values.pop(name) for name in places.head}
+    heads = [_head(first_head, places.outputs, data, config.seed) for data in tasks]
+    setup = Setup(
+        module=own,
+        survey=places,
+        tasks=tasks,
+        heads=heads,
+        topology=graph,
+        exchange=Simulated(graph, dtype, device),
+        method=config.method.build(),
+        train=config.train,
+        growth=config.growth,
+        seed=config.seed,
+    )
+    start = State(values, (), {})
+    _check_tasks(setup, start, device)
+    return setup, start
+
+
+def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:
+    """A task's head: a copy of the given one, drawn anew from the seed where the task has another number of classes."""
+    if not given or data.classes == outputs:
+        return {name: value.clone() for name, value in given.items()}
+    generator = spawn(seed, "head", data.index)
+    bound = max(value[0].numel() for value in given.values()) ** -0.5
+    out = {}
+    for name, value in given.items():  # as nn.Linear does it
+        drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
+        out[name] = drawn.to(value)
+    return out
+
+
+def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
+    """Every task's images and classes fit the module, in every batch that will come; it changes no buffers."""
+    if len(setup.tasks) > 1 and not (setup.survey.layers or setup.survey.head or setup.survey.dense):
+        raise ConfigError("model: nothing trains after the first task (all is frozen and there is no head of its own)")
+    trial = copy.deepcopy(setup.module)
+    before = digest(dict(trial.named_buffers()))
+    growing = max(
+        setup.growth.by_layer(setup.survey.layers, setup.growth.sharing(setup.topology.agents)).values(), default=2
+    )
+    kinds = {(data.train[0].shape[1:], data.classes): data for data in setup.tasks}
+    with seeded(setup.seed, "trial", device):
+        for data in kinds.values():
+            values = {**start.parameters, **setup.heads[data.index]}
+            sizes = {
+                (True, setup.train.batch),
+                (False, min(setup.train.test_batch, len(data.test[1]))),
+                (False, growing),
+            }
+            for training, count in sorted(sizes):
+                out = logits(trial.train(training), data.prepare(data.train[0][:count]), values)
+            if out.shape[1] < data.classes:
+                raise ConfigError(
+                    f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"
+                )
+    if digest(dict(trial.named_buffers())) != before:
+        changed = [
+            name for name, value in trial.named_buffers() if not _same(value, dict(setup.module.named_buffers()), name)
+        ]
+        raise ConfigError(
+            f"model: buffer {changed[0]!r} changes while the model trains, and agents would not share it; make it a"
+            " parameter and name that in dense, or leave it out"
+        )
+
+
+def _same(value: Tensor, others: Mapping[str, Tensor], name: str) -> bool:
+    return name in others and digest({name: value}) == digest({name: others[name]})
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """A copy whose norms keep no running statistics."""
+    try:
+        return without_running_statistics(copy.deepcopy(module))
+    except RuntimeError as error:
+        raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
+
+
+def device_of(name: str) -> torch.device:
+    """auto: a GPU where there is one."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device: {name!r} is not one of auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for but PyTorch sees no GPU; use --device auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
