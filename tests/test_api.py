@@ -200,7 +200,7 @@ def test_settings_that_are_refused_name_field_value_and_what_is_allowed(tmp_path
 
 def test_images_that_do_not_fit_the_model_are_refused_before_training(tmp_path):
     stream = [*tasks(1), *tasks(1, shape=(2, 5, 5))]
-    with pytest.raises(ConfigError, match=r"taking 12 images of shape \[2, 5, 5\] fails"):
+    with pytest.raises(ConfigError, match=r"training on 4 images of shape \[2, 5, 5\] fails"):
         codecl.fit(perceptron(), stream, out=tmp_path, **SMALL)
     assert not any(tmp_path.iterdir())
 

@@ -1,12 +1,12 @@
 """From a config to everything that the loop needs, built and checked before anything trains."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from codecl import topology as topologies
 from codecl.agents import Parameters
@@ -122,37 +122,32 @@ def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
     if len(setup.tasks) > 1 and not (setup.survey.layers or setup.survey.head or setup.survey.dense):
         raise ConfigError("model: nothing trains after the first task (all is frozen and there is no head of its own)")
     trial = copy.deepcopy(setup.module)
-    before = digest(dict(trial.named_buffers()))
-    growing = max(
-        setup.growth.by_layer(setup.survey.layers, setup.growth.sharing(setup.topology.agents)).values(), default=2
-    )
-    kinds = {(data.train[0].shape[1:], data.classes): data for data in setup.tasks}
+    before = _buffers(trial)
     with seeded(setup.seed, "trial", device):
-        for data in kinds.values():
-            values = {**start.parameters, **setup.heads[data.index]}
-            sizes = {
-                (True, setup.train.batch),
-                (False, min(setup.train.test_batch, len(data.test[1]))),
-                (False, growing),
-            }
-            for training, count in sorted(sizes):
-                out = logits(trial.train(training), data.prepare(data.train[0][:count]), values)
-            if out.shape[1] < data.classes:
-                raise ConfigError(
-                    f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"
-                )
-    if digest(dict(trial.named_buffers())) != before:
-        changed = [
-            name for name, value in trial.named_buffers() if not _same(value, dict(setup.module.named_buffers()), name)
-        ]
+        for data in {(data.train[0].shape[1:], data.classes): data for data in setup.tasks}.values():
+            _try(setup, trial, data, {**start.parameters, **setup.heads[data.index]})
+    changed = [name for name, value in _buffers(trial).items() if value != before.get(name)]
+    if changed:
         raise ConfigError(
             f"model: buffer {changed[0]!r} changes while the model trains, and agents would not share it; make it a"
             " parameter and name that in dense, or leave it out"
         )
 
 
-def _same(value: Tensor, others: Mapping[str, Tensor], name: str) -> bool:
-    return name in others and digest({name: value}) == digest({name: others[name]})
+def _buffers(module: nn.Module) -> dict[str, str]:
+    return {name: digest({name: value}) for name, value in module.named_buffers()}
+
+
+def _try(setup: Setup, trial: nn.Module, data: TaskData, parameters: Parameters) -> None:
+    """A batch of each size that will come: for training, for the test, for growth."""
+    growing = setup.growth.by_layer(setup.survey.layers, setup.growth.sharing(setup.topology.agents))
+    tested = min(setup.train.test_batch, len(data.test[1]))
+    for training, count in ((True, setup.train.batch), (False, tested), (False, max(growing.values(), default=2))):
+        out = logits(trial.train(training), data.prepare(data.train[0][:count]), parameters)
+        if out.shape[1] < data.classes:
+            raise ConfigError(
+                f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"
+            )
 
 
 def own_copy(module: nn.Module) -> nn.Module:
