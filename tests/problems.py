@@ -1,6 +1,5 @@
 """Small problems that tests train on."""
 
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -93,9 +92,3 @@ def trajectory(module: nn.Module, stream: list[Task], settings: RunConfig) -> It
 def furthest(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> float:
     """The largest difference of any parameter of any agent."""
     return max(float((a[name] - b[name]).abs().max()) for a, b in zip(ours, theirs, strict=True) for name in b)
-
-
-def quiet(function, *arguments, **named):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(*arguments, **named)

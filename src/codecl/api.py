@@ -104,12 +104,11 @@ def _model_digest(model: nn.Module) -> str:
         raise ConfigError("model: it has lazy layers without weights yet; run it once on a batch before fitting it")
     parts = []
     for name, part in model.named_modules():
-        kind, plain = (
-            type(part),
-            {k: v for k, v in vars(part).items() if isinstance(v, bool | int | float | str | tuple)},
-        )
-        own = "" if kind.__module__.startswith("torch.") else code_digest(kind)
-        parts.append((name, kind.__qualname__, own, part.extra_repr(), sorted(plain.items())))
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, bool | int | float | str | tuple)}
+        plain.pop("training", None)  # `fit` sets the mode itself
+        kind = type(part)
+        code = "" if kind.__module__.startswith("torch.") else code_digest(kind)
+        parts.append((name, kind.__qualname__, code, part.extra_repr(), sorted(plain.items())))
     trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     values = digest({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return hashlib.sha256(repr((parts, trains, values)).encode()).hexdigest()[:16]
@@ -173,7 +172,8 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     module = own_copy(model).to(getattr(torch, config.dtype))
     known, own = dict(module.named_parameters()), load_file(head)
     for name, value in {**load_file(body), **own}.items():
-        if name not in known or known[name].shape[name in own :] != value.shape[name in own :]:
+        compared = slice(1, None) if name in own else slice(None)  # a head may have another number of classes
+        if name not in known or known[name].shape[compared] != value.shape[compared]:
             raise ConfigError(
                 f"{path}: the model does not fit this run at {name!r}; pass the one that it was made with"
             )

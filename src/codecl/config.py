@@ -217,9 +217,8 @@ def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
             unknown, known = str(first["loc"][-1]), dict.fromkeys(owner.model_fields)
             path = [*path, unknown]
             said = f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}"
-        elif (
-            len(path) < len(first["loc"]) and field is not None and field.description
-        ):  # none of several types that a field may have
+        elif len(path) < len(first["loc"]) and field is not None and field.description:
+            # inside a field, or none of the types that it may have: say what the field is
             said = f"{first['input']!r} is not allowed: {field.description}"
         else:
             message = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")

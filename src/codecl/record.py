@@ -19,6 +19,7 @@ from codecl.config import RunConfig, difference, parse, preset, resolve
 from codecl.errors import ConfigError, DataError
 from codecl.events import Event, Flooded
 from codecl.metrics import Status, metrics
+from codecl.registry import reason
 from codecl.train import State
 
 
@@ -142,8 +143,7 @@ def read_config(folder: Path) -> RunConfig:
     try:
         return parse(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
     except (OSError, yaml.YAMLError, TypeError, ConfigError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{folder}: config.yaml is broken or of another version of codecl ({reason})") from error
+        raise DataError(f"{folder}: config.yaml is broken or of another version ({reason(error)})") from error
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codecl.data import embedded
 from codecl.errors import ConfigError, DataError
+from codecl.registry import reason
 from codecl.seeding import spawn
 
 Images = tuple[Tensor, Tensor]  # images, labels
@@ -126,8 +127,9 @@ def tensors(source: Images | Dataset[Any]) -> Images:
         images, labels = map(torch.stack, columns)
         return images, labels
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"a task's data is not (images, labels) nor a data set of such pairs: {reason}") from error
+        raise DataError(
+            f"a task's data is not (images, labels) nor a data set of such pairs: {reason(error)}"
+        ) from error
 
 
 def _checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
