@@ -9,6 +9,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run on a CPU, slowly; read when they are first imported
+
 settings.register_profile("codecl", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("codecl")
 
@@ -20,6 +23,12 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True)
 def _fixed_generator():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory):
+    """What is measured here stays here."""
+    os.environ["CODECL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")

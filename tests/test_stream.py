@@ -75,7 +75,7 @@ def test_uint8_images_are_scaled_and_normalised():
     pixels = torch.full((4, 2, 1, 1), 255, dtype=torch.uint8)
     task = Task((pixels, torch.tensor([0, 1, 0, 1])), (pixels, torch.zeros(4)), 2, mean=(0.5, 0.0), std=(0.5, 2.0))
     data = TaskData(0, task, 1, 0, torch.float32, CPU)
-    assert data.prepare(pixels)[0].flatten().tolist() == [1.0, 0.5]
+    assert data.prepare(pixels)[0].flatten().tolist() == pytest.approx([1.0, 0.5])
     assert data.prepare(pixels).dtype == torch.float32
 
 
@@ -125,3 +125,53 @@ def test_the_quickstart_has_the_five_tasks_it_promises():
     assert torch.equal(pictures[3], pictures[1].flip(-2))
     assert torch.equal(pictures[4], 255 - pictures[0].flip(-1))
     assert pictures[4].float().mean() > 200  # inverted: mostly bright
+
+
+def coloured(images=12, side=6):
+    """Images whose pixels are all different, so that a crop tells where it came from."""
+    pixels = torch.randint(1, 256, (images, 3, side, side), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(images) % 2
+    return Task((pixels.to(torch.uint8), labels), (pixels.to(torch.uint8), labels), 2)
+
+
+def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
+    task = coloured()
+    data = TaskData(0, task, 2, 0, torch.float64, CPU, "crop-flip")
+    padded = torch.nn.functional.pad(task.train[0], (4, 4, 4, 4))
+    seen = set()
+    for epoch in range(8):
+        for picks in data.picks(epoch, range(2), 3):
+            found, labels = data.batch(picks)
+            for image, label, (which, down, right, mirrored) in zip(
+                found.flatten(0, 1), labels.flatten(), picks.flatten(0, 1).tolist(), strict=True
+            ):
+                cut = padded[which, :, down : down + 6, right : right + 6]
+                torch.testing.assert_close(image * 255, (cut.flip(-1) if mirrored else cut).double())
+                assert label == task.train[1][which]
+                seen.add((down, right, mirrored))
+    downs, rights, mirrors = (set(part) for part in zip(*seen, strict=True))
+    assert downs == rights == set(range(9))
+    assert mirrors == {0, 1}
+    assert len(seen) > 60  # of 162, in 96 draws: not one draw a batch
+
+
+def test_variations_depend_on_seed_agent_task_and_epoch_alone():
+    data = TaskData(0, coloured(), 2, 0, torch.float64, CPU, "crop-flip")
+    assert torch.equal(data.picks(3, range(2), 3), data.picks(3, range(2), 3))
+    assert torch.equal(data.picks(3, [1], 3)[:, 0], data.picks(3, range(2), 3)[:, 1])
+    assert not torch.equal(data.picks(3, [1], 3)[..., 1:], data.picks(4, [1], 3)[..., 1:])
+
+
+def test_tests_and_growth_see_images_as_they_are():
+    task = coloured()
+    data = TaskData(0, task, 1, 0, torch.float64, CPU, "crop-flip")
+    held, _ = data.held_out()
+    assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
+    originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
+    assert all(tuple((image * 255).round().flatten().tolist()) in originals for image in data.sample(0, 5))
+
+
+def test_crops_need_maps():
+    task = Task((torch.ones(4, 5), torch.arange(4) % 2), (torch.ones(4, 5), torch.arange(4) % 2), 2, "flat")
+    with pytest.raises(ConfigError, match=r"data.augment: crop-flip needs images .* 'flat' are \[5\]"):
+        TaskData(0, task, 1, 0, torch.float64, CPU, "crop-flip")

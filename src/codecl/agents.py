@@ -6,6 +6,7 @@ Shapes: A agents of this process, D coordinates of an agent, B images of a batch
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -14,11 +15,15 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from codecl import chart as charts
+from codecl import kernels
 from codecl.chart import Chart
 from codecl.layers import Layer, Survey
+from codecl.precision import Precision, multiplying
 
 Parameters = Mapping[str, Tensor]
-Running = Literal["stacked", "loop"]
+Running = Literal["stacked", "streams", "loop"]
+MOST_STREAMS = 16  # of agents that share a device: more only take turns
+BUILDERS = 4  # streams that build weights beside the main one
 COORDS = "codecl_coordinates"  # the name under which a factored Linear finds its coordinates
 
 
@@ -118,66 +123,129 @@ def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
 
 
 class Agents:
-    """Loss and gradient of all agents of this process, each at its own coordinates on its own batch."""
+    """Loss and gradient of all agents of this process, each at its own coordinates on its own batch.
 
-    def __init__(self, module: nn.Module, layout: Layout, batch: int, running: Running = "stacked") -> None:
-        self.layout, self.running = layout, running
+    `running`: `stacked` as one computation (vmap), in `streams` of their own on a GPU, or in a `loop`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        batch: int,
+        running: Running = "stacked",
+        precision: Precision = "highest",
+    ) -> None:
+        self.layout, self.running, self.precision = layout, running, precision
         self.factored = frozenset(slot.name for slot in layout.slots if _factor(slot, batch))
         self.shared = dict(layout.constants)  # what all agents have in common while the task trains
         for slot, piece in layout.pieces(layout.start()):
             if slot.size == 0:
                 self.shared.update(_parameters(slot, piece))
-        self.module = module
-        if self.factored:  # a copy: the module as given keeps its Linear layers
-            self.module = copy.deepcopy(module)
-            for slot in layout.slots:
-                if slot.layer and slot.name in self.factored:
-                    linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
-                    factor(linear, slot.chart, slot.layer.bias is not None)
-        self.module.train()
+        self.module = copy.deepcopy(module).train()  # the module as given keeps its layers as they are
+        for slot in layout.slots:
+            if slot.layer and slot.name in self.factored:
+                linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
+                factor(linear, slot.chart, slot.layer.bias is not None)
+        start_D = layout.start()
+        with_kernels = running == "stacked" and kernels.available(start_D.device, start_D.dtype)
+        self._with_kernels = kernels.install(self.module, precision) if with_kernels else []
+        self._streams: list[torch.cuda.Stream] = []
+        self._builders: list[torch.cuda.Stream] = []
 
     def gradient(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one.
 
         Law: stacked agents equal a loop over agents."""
-        if self.running == "loop":
-            return self._gradient(self._one_by_one, coords_AD, images_AB, labels_AB)
-        try:
-            return self._gradient(vmap(self._loss, randomness="different"), coords_AD, images_AB, labels_AB)
-        except RuntimeError as error:
-            out = self._gradient(self._one_by_one, coords_AD, images_AB, labels_AB)  # an error of the model's own shows
-            self.running = "loop"
-            reason = str(error).strip().splitlines()[0][:200]
-            warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
-            return out
+        return self.gradient_at(self.build(coords_AD), images_AB, labels_AB)
+
+    def build(self, coords_AD: Tensor) -> "Built":
+        """What the agents differ in, at these coordinates. On a GPU it is made beside what comes next, and the gradient
+        is taken back to coordinates beside the rest of the backward pass."""
+        coords = coords_AD.detach().requires_grad_()
+        with multiplying(self.precision, coords.device):
+            if not coords.is_cuda:
+                return Built(coords, self._own(coords))
+            main = torch.cuda.current_stream()
+            self._builders = self._builders or [torch.cuda.Stream() for _ in range(BUILDERS)]
+            for stream in self._builders:
+                stream.wait_stream(main)
+            return Built(coords, self._own(coords))
+
+    def gradient_at(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
+        """`gradient` at what was built."""
+        with multiplying(self.precision, images_AB.device):
+            for stream in self._builders:
+                torch.cuda.current_stream().wait_stream(stream)
+            if self.running != "stacked":
+                return self._gradient(self._one_by_one, built, images_AB, labels_AB)
+            try:
+                return self._gradient(vmap(self._loss, randomness="different"), built, images_AB, labels_AB)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.running = "loop"
+                for part in self._with_kernels:
+                    del part.forward
+                out = self._gradient(self._one_by_one, built, images_AB, labels_AB)  # the model's own error shows
+                reason = str(error).strip().splitlines()[0][:200]
+                warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
+                return out
 
     def _gradient(
-        self, losses: Callable[..., Tensor], coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor
+        self, losses: Callable[..., Tensor], built: "Built", images_AB: Tensor, labels_AB: Tensor
     ) -> tuple[Tensor, Tensor]:
-        coords = coords_AD.detach().requires_grad_()
-        loss_A = losses(self._own(coords), images_AB, labels_AB)
+        loss_A = losses(built.own, images_AB, labels_AB)
         if self.layout.size == 0:  # nothing is left free
-            return loss_A.detach(), torch.zeros_like(coords_AD)
-        (grad_AD,) = torch.autograd.grad(loss_A.sum(), coords)
+            return loss_A.detach(), torch.zeros_like(built.coords_AD)
+        (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)
         return loss_A.detach(), grad_AD
 
     def _one_by_one(self, own: Parameters, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
-        rows = ({name: value[row] for name, value in own.items()} for row in range(len(images_AB)))
-        return torch.stack([self._loss(*one) for one in zip(rows, images_AB, labels_AB, strict=True)])
+        """Agent after agent, or each in a stream of its own; the backward pass follows each agent into its stream."""
+        rows = zip(*(value.unbind() for value in own.values()), strict=True) if own else [()] * len(images_AB)
+        each = [dict(zip(own, row, strict=True)) for row in rows]
+        if self.running != "streams" or not images_AB.is_cuda:
+            return torch.stack([self._loss(*one) for one in zip(each, images_AB, labels_AB, strict=True)])
+        main = torch.cuda.current_stream()
+        if not self._streams:
+            self._streams = [torch.cuda.Stream() for _ in range(min(len(each), MOST_STREAMS))]
+        losses = []
+        for number, one in enumerate(zip(each, images_AB, labels_AB, strict=True)):
+            stream = self._streams[number % len(self._streams)]
+            if number < len(self._streams):
+                stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                losses.append(self._loss(*one))
+        for stream in self._streams:
+            main.wait_stream(stream)
+        return torch.stack(losses)
 
     def _loss(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
         """Of one agent with these parameters of its own."""
-        return functional.cross_entropy(functional_call(self.module, {**self.shared, **own}, (images_B,)), labels_B)
+        half = self.precision == "bf16" and images_B.dtype == torch.float32
+        kind = images_B.device.type
+        with torch.autocast(kind, torch.bfloat16, cache_enabled=False) if half else nullcontext():
+            out = functional_call(self.module, {**self.shared, **own}, (images_B,))
+        return functional.cross_entropy(out.to(images_B.dtype) if half else out, labels_B)
 
     def _own(self, coords_AD: Tensor) -> dict[str, Tensor]:
         """What differs between agents, for all of them at once: built weights, coordinates of factored layers."""
         out = {}
-        for slot, piece in self.layout.pieces(coords_AD):
+        for number, (slot, piece) in enumerate(self.layout.pieces(coords_AD)):
             if slot.layer and slot.name in self.factored:
                 out[f"{slot.layer.owner}.{COORDS}".lstrip(".")] = charts.unflatten(piece, slot.chart).squeeze(-3)
             elif slot.size:
-                out.update(_parameters(slot, piece))
+                stream = self._builders[number % BUILDERS] if self._builders else None
+                with torch.cuda.stream(stream) if stream else nullcontext():
+                    out.update(_parameters(slot, piece))
         return out
+
+
+class Built(NamedTuple):
+    """What the agents differ in at some coordinates, ready for a gradient."""
+
+    coords_AD: Tensor  # what the gradient is taken by
+    own: Parameters
 
 
 def _factor(slot: Slot, batch: int) -> bool:

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl import record, stream
+from codecl import record, running, stream
 from codecl import topology as topologies
-from codecl.assemble import assemble, build_model, deal, device_of, own_copy, seeded
+from codecl.assemble import assemble, build_model, computing, deal, device_of, own_copy, seeded
 from codecl.config import RunConfig, merge, validate
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.events import Event
@@ -134,7 +134,12 @@ def run(
     done = record.recorded(folder, config)
     if done is not None and not again:
         return Result(done, folder, False, module)
-    setup, state = assemble(config, module, dealt, place)
+    with computing(place), seeded(config.seed, "trial", place):
+        setup, state = assemble(config, module, dealt, place)
+        choice = (
+            running.choose(setup, state) if config.train.running == "auto" else running.Choice(setup.running, {}, False)
+        )
+    setup = setup._replace(running=choice.running)
     labels = {
         "benchmark": config.preset,
         "method": record.word(config.method.name),
@@ -146,10 +151,10 @@ def run(
     book = record.Record(folder, config, labels, setup.method.each_task_alone)
     book.environment(place)
     facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
-    book.fact({"kind": "run", **labels, **facts})
+    book.fact({"kind": "run", **labels, **facts, **choice._asdict()})
     finished = False
     try:
-        with seeded(config.seed, "dropout", place):  # nn.Dropout takes no generator of ours
+        with computing(place), seeded(config.seed, "dropout", place):  # nn.Dropout takes no generator of ours
             for event in train(setup, state):
                 book.event(event)
                 if on_event is not None:

@@ -1,8 +1,11 @@
 """From a config to everything that the loop needs, built and checked before anything trains."""
 
 import copy
+import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Simulated, digest
 from codecl.layers import survey
 from codecl.models import MODELS
+from codecl.precision import multiplying
 from codecl.registry import lookup, reason
 from codecl.seeding import derive, spawn
 from codecl.stream import STREAMS, Task, TaskData
@@ -28,6 +32,28 @@ def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derive(seed, purpose))
         yield
+
+
+@contextmanager
+def computing(device: torch.device) -> Iterator[None]:
+    """No more threads than this process may use, and exact products; both put back as the caller had them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, _processors()))
+    try:
+        with multiplying("highest", device):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _processors() -> int:
+    """What the scheduler and the container's quota allow: PyTorch counts the cores of the machine."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no quota
+        return allowed
 
 
 def tasks_of(config: RunConfig) -> list[Task]:
@@ -54,7 +80,8 @@ def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) 
     """The tasks of a config on the device, checked, with a shard for each agent."""
     source = tasks if tasks is not None else tasks_of(config)
     dtype = getattr(torch, config.dtype)
-    dealt = [TaskData(i, task, config.agents, config.seed, dtype, device) for i, task in enumerate(source)]
+    how = (config.agents, config.seed, dtype, device, config.data.augment)
+    dealt = [TaskData(index, task, *how) for index, task in enumerate(source)]
     for data in dealt:
         data.steps(config.train.batch)
     return dealt
@@ -98,6 +125,7 @@ def assemble(
         train=config.train,
         growth=config.growth,
         seed=config.seed,
+        running="stacked" if config.train.running == "auto" else config.train.running,
     )
     start = State(values, (), {})
     _check_tasks(setup, start, device)

@@ -139,6 +139,38 @@ def table(
         _console(False).print(results(found))
 
 
+@app.command()
+def bench(
+    models: Annotated[
+        str | None, typer.Option(help="convnet, mlp, alexnet, resnet18, resnet18-84; a comma list.")
+    ] = None,
+    agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
+    method: Annotated[str, typer.Option(help="Methods, a comma list.")] = "codec,codec-full,dpsgd",
+    precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compare: Annotated[Path | None, typer.Option(help="An earlier result, to set beside this one.")] = None,
+    save: Annotated[Path | None, typer.Option(help="A folder for a dated file with the result.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
+    from codecl import assemble
+    from codecl import bench as benches
+    from codecl.report.speed import speed
+
+    before = benches.read(compare) if compare else None
+    place = assemble.device_of(device)
+    usual_models, usual_agents = benches.DEFAULTS[place.type]
+    numbers = [_number("--agents", word) for word in _words(agents)] or usual_agents
+    found = benches.measure(_words(models) or usual_models, numbers, _words(method), precision, rounds, place)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _console(False).print(speed(found, before))
+    if save:
+        print(f"saved in {benches.save(found, save)}", file=sys.stderr)
+
+
 @app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,

@@ -42,8 +42,8 @@ class TaskOpened(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Event):
-    """After each step; not recorded."""
+class Stepped(Event):
+    """After each step; not recorded. Its tensors hold until the next step."""
 
     kind = "step"
     loss_A: Tensor = field(metadata=LIVE, repr=False)
@@ -56,7 +56,7 @@ class Epoch(Event):
     loss: list[float]  # by agent, mean over the epoch
     rate: float
     consensus_error: float
-    running: str  # how agents shared the device: stacked or loop
+    running: str  # how agents shared the device: stacked, streams or loop
     messages: int
     bytes: int
     seconds: float

@@ -1,6 +1,7 @@
 """Data set -> ordered tasks -> a shard for each agent -> batches.
 
-Shapes: A agents of this process, B images of a batch, S steps of an epoch.
+Shapes: A agents of this process, B images of a batch, S steps of an epoch, K numbers that pick an image: which one, and
+where it is varied also the crop's corner (2) and whether it is mirrored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +10,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from codecl.data import embedded
+from codecl.data import embedded, files
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
 
 Images = tuple[Tensor, Tensor]  # images, labels
+Augment = Literal["none", "crop-flip"]
+PADDING = 4  # around an image that is cropped
 
 
 class StreamConfig(BaseModel):
@@ -24,6 +28,9 @@ class StreamConfig(BaseModel):
 
     stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
     shards: Literal["iid"] = Field("iid", description="how a task's images are dealt to agents")
+    augment: Augment = Field(
+        "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
+    )
     digest: str | None = Field(None, description="of the caller's own tensors")
 
 
@@ -49,12 +56,19 @@ class TaskData:
     """A task on the device, dealt to agents."""
 
     def __init__(
-        self, index: int, task: Task, agents: int, seed: int, dtype: torch.dtype, device: torch.device
+        self,
+        index: int,
+        task: Task,
+        agents: int,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        augment: Augment = "none",
     ) -> None:
         self.index, self.name, self.classes = index, task.name or f"task {index + 1}", task.classes
         if not isinstance(task.classes, int) or task.classes < 1:
             raise ConfigError(f"task {self.name!r}: classes is {task.classes!r}; it should be a whole number above 0")
-        self.agents, self.seed, self.dtype = agents, seed, dtype
+        self.agents, self.seed, self.dtype, self.augment = agents, seed, dtype, augment
         self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
         self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
@@ -66,6 +80,8 @@ class TaskData:
             raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
         order = torch.randperm(images, generator=spawn(seed, "shards", index))
         self.shards = order.tensor_split(agents)
+        if augment != "none":
+            self._windows = _windows(self.name, self.train[0])
 
     def steps(self, batch: int) -> int:
         """Steps of an epoch: ⌊shard / batch⌋, the same for every agent."""
@@ -77,13 +93,27 @@ class TaskData:
             )
         return shard // batch
 
-    def epoch(self, epoch: int, agents: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Full batches of a fresh shuffle of each agent's shard."""
+    def picks(self, epoch: int, agents: Sequence[int], batch: int) -> Tensor:
+        """[S, A, B, K] on the CPU: the images of each step, full batches of a fresh shuffle of each agent's shard."""
         steps = self.steps(batch)
+        rows = [self._picks(agent, epoch, steps * batch).view(steps, batch, -1) for agent in agents]
+        return torch.stack(rows, 1)
+
+    def batch(self, picks_ABK: Tensor) -> Batch:
+        """These images, prepared, on the device: nothing here waits for it."""
         images, labels = self.train
-        order_ASB = torch.stack([self._shuffled(agent, epoch)[: steps * batch].view(steps, batch) for agent in agents])
-        for index_AB in order_ASB.to(labels.device).unbind(1):
-            yield Batch(self.prepare(images[index_AB]), labels[index_AB])
+        which_AB = picks_ABK[..., 0]
+        if self.augment == "none":
+            return Batch(self.prepare(images[which_AB]), labels[which_AB])
+        which_AB, down_AB, right_AB, mirrored_AB = picks_ABK.unbind(-1)
+        cut_AB = self._windows[which_AB, :, down_AB, right_AB]
+        mirrored = mirrored_AB.bool()[..., None, None, None]
+        return Batch(self.prepare(torch.where(mirrored, cut_AB.flip(-1), cut_AB)), labels[which_AB])
+
+    def epoch(self, epoch: int, agents: Sequence[int], batch: int) -> Iterator[Batch]:
+        """The batches of an epoch."""
+        for picks_ABK in self.picks(epoch, agents, batch).to(self.train[1].device):
+            yield self.batch(picks_ABK)
 
     def sample(self, agent: int, images: int) -> Tensor:
         """Some images of an agent's shard, for growth."""
@@ -101,16 +131,19 @@ class TaskData:
         if not images.is_floating_point() and images.dtype != torch.uint8:
             return images
         values = images.to(self.dtype)
-        if images.dtype == torch.uint8:
-            values = values / 255
         if self.scale is None:
-            return values
-        mean, std = self.scale
-        return (values - mean) / std
+            return values / 255 if images.dtype == torch.uint8 else values
+        return torch.addcmul(self.scale[1], values, self.scale[0])
 
-    def _shuffled(self, agent: int, epoch: int) -> Tensor:
-        shard = self.shards[agent]
-        return shard[torch.randperm(len(shard), generator=spawn(self.seed, "shuffle", agent, self.index, epoch))]
+    def _picks(self, agent: int, epoch: int, count: int) -> Tensor:
+        shard, path = self.shards[agent], (agent, self.index, epoch)
+        order = torch.randperm(len(shard), generator=spawn(self.seed, "shuffle", *path))
+        which = shard[order[:count], None]
+        if self.augment == "none":
+            return which
+        generator = spawn(self.seed, "augment", *path)
+        corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
+        return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
 
 
 def tensors(source: Images | Dataset[Any]) -> Images:
@@ -158,7 +191,7 @@ def _checked(task: str, split: str, data: Images, classes: int, device: torch.de
 
 
 def _scale(name: str, task: Task, images: Tensor, dtype: torch.dtype) -> Images | None:
-    """Mean and standard deviation, shaped to fit the images."""
+    """(factor, summand) that turn stored values into what the model sees, shaped to fit the images."""
     mean, std = (torch.as_tensor(part, dtype=dtype, device=images.device).flatten() for part in (task.mean, task.std))
     if not len(mean) and not len(std):
         return None
@@ -169,8 +202,20 @@ def _scale(name: str, task: Task, images: Tensor, dtype: torch.dtype) -> Images 
             f"task {name!r}: mean {mean.tolist()} and std {std.tolist()} do not fit {channels} channels (a number for"
             " each, std above 0)"
         )
-    shape = (-1, *(1 for _ in images.shape[2:]))
-    return mean.view(shape), std.view(shape)
+    shape, largest = (-1, *(1 for _ in images.shape[2:])), 255 if images.dtype == torch.uint8 else 1
+    return (1 / (largest * std)).view(shape), (-mean / std).view(shape)
+
+
+def _windows(name: str, images: Tensor) -> Tensor:
+    """[n, C, 2P + 1, 2P + 1, H, W]: every crop of every image padded by P; a view of one padded copy."""
+    if images.ndim != 4:
+        raise ConfigError(
+            f"data.augment: crop-flip needs images [channels, height, width]; those of task {name!r} are"
+            f" {list(images.shape[1:])}"
+        )
+    height, width = images.shape[-2:]
+    padded = functional.pad(images, (PADDING,) * 4)
+    return padded.unfold(2, height, 1).unfold(3, width, 1)
 
 
 def quickstart() -> list[Task]:
@@ -190,4 +235,23 @@ def quickstart() -> list[Task]:
     ]
 
 
-STREAMS: dict[str, Callable[[], list[Task]]] = {"quickstart": quickstart}
+def split(name: str, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> list[Task]:
+    """A data set file cut into tasks of so many classes, in the order of their labels."""
+    train, test = files.load(name)
+    tasks = []
+    for first in range(0, int(train[1].max()) + 1, classes):
+
+        def part(images: Tensor, labels: Tensor, first: int = first) -> Images:
+            inside = (labels >= first) & (labels < first + classes)
+            return images[inside], labels[inside] - first
+
+        tasks.append(Task(part(*train), part(*test), classes, f"classes {first}-{first + classes - 1}", mean, std))
+    return tasks
+
+
+def split_cifar100() -> list[Task]:
+    """Ten tasks of ten classes."""
+    return split("cifar100", 10, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+
+
+STREAMS: dict[str, Callable[[], list[Task]]] = {"quickstart": quickstart, "split-cifar100": split_cifar100}

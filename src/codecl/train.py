@@ -1,12 +1,13 @@
 """THE loop: every method and every exchange trains here. It yields facts; others print, record and plot them.
 
-Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch.
+Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch, B images of a batch, K numbers that
+pick an image.
 """
 
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 
 from codecl.agents import Agents, Parameters, Running, accuracy, layout
 from codecl.errors import RunFailed
-from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Step, TaskOpened
+from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Stepped, TaskOpened
 from codecl.exchange import Exchange, digest
 from codecl.growth import GrowthConfig
 from codecl.layers import Survey
 from codecl.methods import Method, TaskEnd
+from codecl.methods.base import Rate
+from codecl.precision import Precision
+from codecl.replay import Step, epochs
 from codecl.seeding import choose
 from codecl.stream import TaskData
 from codecl.topology import Topology
@@ -34,7 +38,11 @@ class TrainConfig(BaseModel):
     milestones: tuple[float, ...] = Field((0.5, 0.75), description="parts of the epochs after which η is multiplied")
     decay: float = Field(0.1, gt=0, le=1, description="what η is multiplied with at a milestone")
     order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
-    running: Running | Literal["auto"] = Field("auto", description="agents stacked in one computation, or in a loop")
+    running: Running | Literal["auto"] = Field(
+        "auto",
+        description="how agents share a device: stacked, streams or loop; auto: what is fastest, measured once",
+    )
+    precision: Precision = Field("tf32", description="of products on a GPU while training: highest, tf32 or bf16")
     test_batch: int = Field(64, gt=0, description="images of a test batch (norms use its statistics)")
 
     @field_validator("milestones")
@@ -70,35 +78,57 @@ class Setup(NamedTuple):
     train: TrainConfig
     growth: GrowthConfig
     seed: int
+    running: Running
 
 
 def train(setup: Setup, state: State) -> Iterator[Event]:
     """Learn one task after another, from `state` on (Algorithm 1)."""
-    method, exchange, config = setup.method, setup.exchange, setup.train
-    running: Running = "loop" if config.running == "loop" else "stacked"
+    exchange, config = setup.exchange, setup.train
     for data in setup.tasks[len(state.heads) :]:
-        free = method.free(state.memory, setup.survey.layers)
-        plan = layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
-        agents = Agents(setup.module, plan, config.batch, running)
-        coords_AD, constants = plan.start().repeat(len(exchange.agents), 1), method.prepare(state.memory, plan)
+        agents = open_task(setup, state, data)
+        step, coords_AD = stepping(setup, state, data, agents), agents.layout.start().repeat(len(exchange.agents), 1)
         yield _opened(setup, data, agents)
+        picks_SABK = data.picks(0, exchange.agents, config.batch)
+        run_epoch = epochs(
+            step, coords_AD, picks_SABK, exchange.traffic, graph=exchange.on_device and coords_AD.is_cuda
+        )
         for epoch in range(config.epochs):
             rate, began, losses = config.rate_at(epoch), time.perf_counter(), []
-            for batch in data.epoch(epoch, exchange.agents, config.batch):
-                if config.order == "paper":  # messages travel while the gradient is computed
-                    pending = exchange.start(coords_AD, "train")
-                    loss_A, grad_AD = agents.gradient(coords_AD, *batch)
-                    coords_AD = method.step(constants, pending.wait(), coords_AD, grad_AD, rate)
-                else:
-                    loss_A, grad_AD = agents.gradient(coords_AD, *batch)
-                    half_AD = method.step(constants, coords_AD, coords_AD, grad_AD, rate)
-                    coords_AD = exchange.start(half_AD, "train").wait()
+            for coords_AD, loss_A in run_epoch(coords_AD, picks_SABK, rate):  # noqa: B020
                 losses.append(loss_A)
-                yield Step(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
+                yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
+            picks_SABK = data.picks(epoch + 1, exchange.agents, config.batch)  # while the device is still at work
             yield _epoch(setup, data, agents, epoch, torch.stack(losses), coords_AD, began)
-        running = agents.running
+        setup = setup._replace(running=agents.running)
         state = yield from _close(setup, state, data, agents, coords_AD)
         yield _evaluate(setup, state, data.index)
+
+
+def open_task(setup: Setup, state: State, data: TaskData) -> Agents:
+    """The agents, in the coordinates of this task."""
+    free = setup.method.free(state.memory, setup.survey.layers)
+    plan = layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
+    return Agents(setup.module, plan, setup.train.batch, setup.running, setup.train.precision)
+
+
+def stepping(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:
+    """A step of all agents (Algorithm 1, lines 4-15), from coordinates to coordinates: device work only."""
+    method, exchange = setup.method, setup.exchange
+    constants: Any = method.prepare(state.memory, agents.layout)
+
+    def in_the_papers_order(coords_AD: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+        pending = exchange.start(coords_AD, "train")  # messages travel while the gradient is computed
+        built = agents.build(coords_AD)  # weights are built while the batch is put together
+        loss_A, grad_AD = agents.gradient_at(built, *data.batch(picks_ABK))
+        return method.step(constants, pending.wait(), coords_AD, grad_AD, rate), loss_A
+
+    def adapt_then_combine(coords_AD: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+        built = agents.build(coords_AD)
+        loss_A, grad_AD = agents.gradient_at(built, *data.batch(picks_ABK))
+        half_AD = method.step(constants, coords_AD, coords_AD, grad_AD, rate)
+        return exchange.start(half_AD, "train").wait(), loss_A
+
+    return in_the_papers_order if setup.train.order == "paper" else adapt_then_combine
 
 
 def _close(

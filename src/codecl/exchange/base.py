@@ -4,7 +4,8 @@ Shapes: A agents of this process (rows, in the order of `agents`), D numbers of 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -29,12 +30,27 @@ class Traffic:
 
     def count(self, kind: Kind, messages: int, size: int) -> None:
         """So many messages of so many bytes each."""
-        before = self._sent.get(kind, Sent())
-        self._sent[kind] = Sent(before.messages + messages, before.bytes + messages * size)
+        self.add({kind: Sent(messages, messages * size)})
 
     def take(self, kind: Kind) -> dict[str, int]:
         """{messages, bytes} of this kind since the last look."""
         return self._sent.pop(kind, Sent())._asdict()
+
+    @contextmanager
+    def aside(self) -> Iterator[dict[Kind, Sent]]:
+        """What leaves in here is not counted but handed out, for `add`."""
+        before, self._sent = self._sent, {}
+        found = self._sent
+        try:
+            yield found
+        finally:
+            self._sent = before
+
+    def add(self, sent: Mapping[Kind, Sent]) -> None:
+        """Count this once more."""
+        for kind, (messages, size) in sent.items():
+            before = self._sent.get(kind, Sent())
+            self._sent[kind] = Sent(before.messages + messages, before.bytes + size)
 
 
 class Pending(Protocol):
@@ -50,6 +66,7 @@ class Exchange(Protocol):
 
     agents: Sequence[int]  # of this process, by their number in the topology
     traffic: Traffic
+    on_device: bool  # a round is work of the device alone: a step can be captured and replayed
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Pending:
         """Send each row to those who hear it. `wait` gives W_mix · rows."""

@@ -11,26 +11,36 @@ from codecl.topology import Topology
 
 
 class Mixed(NamedTuple):
-    """A round that is done as soon as it is started."""
+    """A round that is done as soon as it is started; on a GPU, as soon as the stream beside the main one is."""
 
     rows_AD: Tensor
+    stream: torch.cuda.Stream | None
 
     def wait(self) -> Tensor:
+        if self.stream:
+            torch.cuda.current_stream().wait_stream(self.stream)
         return self.rows_AD
 
 
 class Simulated:
     """Law: W_mix keeps the mean of the rows."""
 
+    on_device = True
+
     def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> None:
         self.topology = topology
         self.agents: Sequence[int] = range(topology.agents)
         self._mixing_AA = torch.from_numpy(topology.mixing).to(device, dtype)
         self.traffic = Traffic()
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Mixed:
         self.traffic.count(kind, len(self.topology.edges), nbytes(rows_AD[0]))
-        return Mixed(self._mixing_AA @ rows_AD)
+        if self._beside is None:
+            return Mixed(self._mixing_AA @ rows_AD, None)
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            return Mixed(self._mixing_AA @ rows_AD, self._beside)
 
     def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         sums = [dict(part) for part in parts]

@@ -17,6 +17,7 @@ from codecl.growth import GrowthConfig
 from codecl.layers import Layer
 from codecl.stream import TaskData
 
+Rate = float | Tensor  # η: a number, or on the device where a step is captured and replayed
 Memory = Mapping[str, Tensor]  # what a method keeps between tasks; flooded, so equal at every agent, bit for bit
 
 
@@ -58,7 +59,7 @@ class Method(BaseModel, ABC):
         """What `step` needs all through the task: made once, handed to each step."""
 
     @abstractmethod
-    def step(self, task: Any, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+    def step(self, task: Any, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
         """New coordinates: `base` and a local step from it. The gradient was taken at `coords`; `base` is the mixed
         coordinates (the paper's order) or `coords` itself (adapt-then-combine)."""
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from codecl.agents import Layout
 from codecl.growth import bases_of
 from codecl.layers import Layer
-from codecl.methods.base import Memory, Method, TaskEnd
+from codecl.methods.base import Memory, Method, Rate, TaskEnd
 from codecl.methods.subspace import grown
 
 
@@ -20,7 +20,7 @@ class Codec(Method):
     def prepare(self, memory: Memory, layout: Layout) -> None:
         return None
 
-    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
         """C ← mix(C) - η ∂loss/∂C (lines 4-15): the gradient by coordinates is the projected gradient."""
         return base_AD - rate * grad_AD
 

@@ -9,7 +9,7 @@ from codecl import chart as charts
 from codecl.agents import Layout
 from codecl.growth import bases_of
 from codecl.layers import Layer
-from codecl.methods.base import Memory, Method, TaskEnd
+from codecl.methods.base import Memory, Method, Rate, TaskEnd
 from codecl.methods.subspace import grown
 
 Charts = Sequence[tuple[int, charts.Chart | None]]  # of each slot: its size, and where to project its gradient
@@ -28,7 +28,7 @@ class CodecFull(Method):
             for slot in layout.slots
         ]
 
-    def step(self, task: Charts, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+    def step(self, task: Charts, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
         """x ← mix(x) - η g O Oᵀ: line 6 for each layer, then lines 7 and 8."""
         parts = grad_AD.split([size for size, _ in task], -1)
         return base_AD - rate * torch.cat(

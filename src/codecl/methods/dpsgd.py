@@ -7,7 +7,7 @@ from torch import Tensor
 
 from codecl.agents import Layout
 from codecl.layers import Layer
-from codecl.methods.base import Memory, Method, TaskEnd
+from codecl.methods.base import Memory, Method, Rate, TaskEnd
 
 
 class Dpsgd(Method):
@@ -19,7 +19,7 @@ class Dpsgd(Method):
     def prepare(self, memory: Memory, layout: Layout) -> None:
         return None
 
-    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
         return base_AD - rate * grad_AD
 
     def remember(self, end: TaskEnd) -> Memory | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from codecl.agents import Layout
 from codecl.layers import Layer
-from codecl.methods.base import Memory, Method, TaskEnd
+from codecl.methods.base import Memory, Method, Rate, TaskEnd
 
 FISHER_EPOCH = -1  # the shuffle that Fisher information is measured on
 
@@ -38,7 +38,7 @@ class DEwc(Method):
         fisher = [memory.get(slot.name, piece.new_zeros(slot.size)) for slot, piece in layout.pieces(start_D)]
         return Pull(self.penalty * torch.cat(fisher), start_D)
 
-    def step(self, task: Pull, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: float) -> Tensor:
+    def step(self, task: Pull, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
         """clipped: x ← mix(x) - η clip(g + λF(x - x_old)); implicit: x ← (mix(x) - ηg + ηλF x_old) / (1 + ηλF)."""
         if self.penalty_step == "implicit":
             return (base_AD - rate * grad_AD + rate * task.strength_D * task.old_D) / (1 + rate * task.strength_D)

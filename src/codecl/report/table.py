@@ -78,7 +78,7 @@ def results(runs: Runs) -> Table:
         del columns["variant"]
     if set(columns["status"]) == {"complete"}:
         del columns["status"]
-    table = _table("results")
+    table = blank("results")
     for title in columns:
         words = title in ("preset", "method", "agents", "variant", "status")
         table.add_column(title, justify="left" if words else "right", no_wrap=True)
@@ -87,7 +87,8 @@ def results(runs: Runs) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def blank(title: str) -> Table:
+    """A table without columns yet, in the style of all of them."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
     )
@@ -95,7 +96,7 @@ def _table(title: str) -> Table:
 
 def forgetting(named: Sequence[tuple[str, Metrics]], tasks: Sequence[str]) -> Table:
     """For each run, a task's accuracy right after it was learned and at the end."""
-    table = _table("accuracy in %: when learned → at the end")
+    table = blank("accuracy in %: when learned → at the end")
     table.add_column("task")
     for name, _ in named:
         table.add_column(name, justify="right")

@@ -1,0 +1,221 @@
+"""`codecl bench`: what a step costs, for each model × agents × method, all in one run and taking turns.
+
+A case is the real loop (`train`) in its second task, with coordinates half of the space, on random images. Beside it
+stands the plain way: a Python loop over modules, each with its own backward pass, then gossip.
+"""
+
+import copy
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from codecl import running
+from codecl.assemble import assemble, build_model, computing, deal, seeded
+from codecl.config import RunConfig, validate
+from codecl.errors import ConfigError, DataError
+from codecl.events import Epoch
+from codecl.precision import multiplying
+from codecl.record import environment
+from codecl.stream import Task
+from codecl.train import Setup, State, train
+
+PLAIN = "plain loop"  # of dpsgd
+ENDLESS = 10**6
+STEPS = {"cuda": 28, "cpu": 4}  # of a round
+Row = dict[str, Any]
+
+
+class Problem(NamedTuple):
+    """A model and what it is fed."""
+
+    model: str
+    shape: tuple[int, int, int]
+    batch: int
+    options: Mapping[str, Any]
+    augment: str
+
+
+PROBLEMS = {
+    "convnet": Problem("convnet", (1, 28, 28), 10, {}, "none"),
+    "mlp": Problem("mlp", (1, 28, 28), 10, {}, "none"),
+    "alexnet": Problem("alexnet", (3, 32, 32), 22, {}, "crop-flip"),
+    "resnet18": Problem("resnet18", (3, 32, 32), 32, {}, "none"),
+    "resnet18-84": Problem("resnet18", (3, 84, 84), 10, {"stride": 2}, "none"),
+}
+DEFAULTS = {
+    "cuda": (("alexnet", "resnet18", "resnet18-84"), (8, 16)),
+    "cpu": (("convnet", "mlp", "alexnet"), (4, 8)),
+}
+
+
+def measure(
+    models: Sequence[str],
+    agents: Sequence[int],
+    methods: Sequence[str],
+    precision: str,
+    rounds: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Rows of the table, and what they were measured on. Cases of a model and a number of agents take turns."""
+    rows: list[Row] = []
+    for name in models:
+        if name not in PROBLEMS:
+            raise ConfigError(f"bench: {name!r} is not a model that it knows; there are {', '.join(PROBLEMS)}")
+        for count in agents:
+            rows += _together(name, count, methods, precision, rounds, device)
+    return {
+        "schema": 1,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "environment": environment(device),
+        "rounds": rounds,
+        "steps_a_round": STEPS[device.type],
+        "rows": rows,
+    }
+
+
+def _together(
+    name: str, agents: int, methods: Sequence[str], precision: str, rounds: int, device: torch.device
+) -> list[Row]:
+    problem = PROBLEMS[name]
+    cases: dict[str, Iterator[float]] = {}
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        stack.enter_context(computing(device))
+        stack.enter_context(seeded(0, "bench", device))
+        for method in (*dict.fromkeys(methods), PLAIN):
+            config = _config(problem, agents, "dpsgd" if method == PLAIN else method, precision)
+            dealt = deal(config, _tasks(problem, agents * STEPS[device.type]), device)
+            setup, start = assemble(config, build_model(config, dealt), dealt, device)
+            state, before = _second_task(setup, start), _allocated(device)
+            if method == PLAIN:
+                way, case = "loop", _plain(setup, state)
+            else:
+                way = running.choose(setup, start).running
+                case = _ours(setup._replace(running=way), state)
+            next(case)  # builds, warms up
+            cases[method] = case
+            row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": way}
+            rows.append({**row, "precision": precision, "peak_mib": _peak(device, before)})
+        ms = [{method: 1000 * next(case) for method, case in cases.items()} for _ in range(rounds)]
+    for row in rows:
+        times = [turn[str(row["method"])] for turn in ms]
+        row["ms"] = _summary(times)
+        row["ratio"] = {
+            other: _summary([time / turn[other] for time, turn in zip(times, ms, strict=True)])
+            for other in ("dpsgd", "codec-full", PLAIN)
+            if other in cases and other != row["method"]
+        }
+    return rows
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+
+
+def _config(problem: Problem, agents: int, method: str, precision: str) -> RunConfig:
+    return validate(
+        {
+            "preset": "bench",
+            "agents": agents,
+            "model": {"name": problem.model, **problem.options},
+            "data": {"stream": "own", "augment": problem.augment},
+            "method": {"name": method},
+            "train": {"batch": problem.batch, "epochs": ENDLESS, "rate": 0.001, "precision": precision},
+        }
+    )
+
+
+def _tasks(problem: Problem, batches: int) -> list[Task]:
+    """Two tasks of random images, so many batches in all."""
+    images = problem.batch * batches
+    pixels = torch.randint(256, (images, *problem.shape), dtype=torch.uint8)
+    few, labels = (pixels[:64], torch.arange(64) % 10), torch.arange(images) % 10
+    return [Task((pixels, labels), few, 10, mean=(0.5,), std=(0.25,)) for _ in range(2)]
+
+
+def _second_task(setup: Setup, start: State) -> State:
+    """After a first task that left half of every layer's space free."""
+    memory = {}
+    for layer in setup.survey.layers:
+        inputs = layer.shape[1:].numel() + (layer.bias is not None)
+        drawn = torch.randn(inputs, inputs, device=setup.tasks[0].train[1].device, dtype=setup.tasks[0].dtype)
+        for group in range(layer.groups):
+            memory[f"{layer.name}/{group}"] = torch.linalg.qr(drawn)[0][:, : (inputs + 1) // 2].contiguous()
+    return State(start.parameters, (setup.heads[0],), memory)
+
+
+def _ours(setup: Setup, state: State) -> Iterator[float]:
+    """Seconds of a step, a round each time: an epoch of the loop as it is."""
+    for event in train(setup, state):
+        if isinstance(event, Epoch):
+            yield event.seconds / setup.tasks[1].steps(setup.train.batch)
+
+
+def _plain(setup: Setup, state: State) -> Iterator[float]:
+    """Decentralized SGD as one would write it first."""
+    data, batch, rate = setup.tasks[1], setup.train.batch, setup.train.rate
+    device = data.train[1].device
+    mixing_AA = torch.from_numpy(setup.topology.mixing).to(device, data.dtype)
+    modules = [copy.deepcopy(setup.module).train() for _ in setup.exchange.agents]
+    trained = [[value for name, value in part.named_parameters() if name not in setup.survey.first] for part in modules]
+    for epoch in range(ENDLESS):
+        began, losses = time.perf_counter(), []
+        for images_AB, labels_AB in data.epoch(epoch, setup.exchange.agents, batch):
+            with multiplying(setup.train.precision, device):
+                losses.append([_backward(*one) for one in zip(modules, images_AB, labels_AB, strict=True)])
+            with torch.no_grad():
+                for same in zip(*trained, strict=True):
+                    mixed = torch.tensordot(mixing_AA, torch.stack(list(same)), 1)
+                    for value, new in zip(same, mixed, strict=True):
+                        value.copy_(new - rate * value.grad)
+                        value.grad = None
+        torch.stack([torch.stack(row) for row in losses]).cpu()
+        yield (time.perf_counter() - began) / data.steps(batch)
+
+
+def _backward(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    loss = functional.cross_entropy(module(images), labels)
+    loss.backward()
+    return loss.detach()
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes in use now; the peak starts anew."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: torch.device, before: int) -> float | None:
+    """MiB at the peak beyond what was there before; of a GPU only: a process does not tell the parts of its memory."""
+    return round((torch.cuda.max_memory_allocated(device) - before) / 2**20, 1) if device.type == "cuda" else None
+
+
+def save(found: Mapping[str, Any], folder: Path) -> Path:
+    """<folder>/<date>-<device>.json"""
+    name = str(found["environment"]["device_name"]).lower().replace(" ", "-") or found["environment"]["device"]
+    path = folder / f"{found['date'][:10]}-bench-{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"bench: {path} cannot be read ({error})") from error
+    if not isinstance(found, dict) or found.get("schema") != 1 or "rows" not in found:
+        raise DataError(f"bench: {path} holds no results of codecl bench")
+    return found

@@ -1,0 +1,110 @@
+"""The steps of an epoch: each run as it is, or captured once as a CUDA graph and replayed with no work on the host.
+
+Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch, B images of a batch, K numbers that
+pick an image and its variation.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from codecl.exchange import Traffic
+from codecl.methods.base import Rate
+from codecl.registry import reason
+
+WARM_UP = 2  # runs before a capture: libraries choose their kernels and allocate what they keep
+Step = Callable[[Tensor, Tensor, Rate], tuple[Tensor, Tensor]]  # coords, picks, rate -> coords, loss
+
+
+class Epochs(Protocol):
+    """How an epoch's steps are run."""
+
+    graph: bool
+
+    def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """(coordinates [A, D], loss [A]) after each step. Both hold until the next step."""
+        ...
+
+
+class Plain:
+    """Each step as it is."""
+
+    graph = False
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
+        for picks_ABK in picks_SABK.to(coords_AD.device):
+            coords_AD, loss_A = self.step(coords_AD, picks_ABK, rate)
+            yield coords_AD, loss_A
+
+
+class Replay:
+    """A step that reads and writes fixed places, so that it can be captured once and replayed.
+
+    Law: gives what `Plain` gives. Nothing in it waits for the device; what a step sends is counted at every replay."""
+
+    def __init__(self, step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic) -> None:
+        device = coords_AD.device
+        self.graph = device.type == "cuda"
+        self._step, self._traffic = step, traffic
+        self._coords_AD, self._picks_SABK = coords_AD.clone(), picks_SABK.to(device)
+        self._losses_SA = coords_AD.new_zeros(len(picks_SABK), len(coords_AD))
+        self._at, self._rate = torch.zeros(1, dtype=torch.long, device=device), coords_AD.new_zeros(())
+        self._again: Callable[[], None] = self._capture() if self.graph else self._once
+
+    def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
+        if coords_AD is not self._coords_AD:
+            self._coords_AD.copy_(coords_AD)
+        self._picks_SABK.copy_(picks_SABK, non_blocking=True)
+        self._rate.fill_(rate)
+        self._at.zero_()
+        for loss_A in self._losses_SA:
+            self._again()
+            yield self._coords_AD, loss_A
+
+    def _once(self) -> None:
+        picks_ABK = self._picks_SABK.index_select(0, self._at)[0]
+        coords_AD, loss_A = self._step(self._coords_AD, picks_ABK, self._rate)
+        self._coords_AD.copy_(coords_AD)
+        self._losses_SA.index_copy_(0, self._at, loss_A[None])
+        self._at += 1
+
+    def _capture(self) -> Callable[[], None]:
+        """The step as a graph. The generator of dropout is put back: a captured step draws what a plain one would."""
+        state = torch.cuda.get_rng_state(self._coords_AD.device)
+        start, beside = self._coords_AD.clone(), torch.cuda.Stream(self._coords_AD.device)
+        beside.wait_stream(torch.cuda.current_stream())
+        with self._traffic.aside(), torch.cuda.stream(beside):
+            for _ in range(WARM_UP):
+                self._at.zero_()
+                self._once()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with self._traffic.aside() as sent, torch.cuda.graph(graph, stream=beside):
+            self._once()
+        self._coords_AD.copy_(start)
+        torch.cuda.set_rng_state(state, self._coords_AD.device)
+
+        def again() -> None:
+            graph.replay()
+            self._traffic.add(sent)
+
+        return again
+
+
+def epochs(step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic, graph: bool) -> Epochs:
+    """A graph where that is wanted and possible; what cannot be captured runs step by step, with one warning."""
+    if not graph:
+        return Plain(step)
+    try:
+        return Replay(step, coords_AD, picks_SABK, traffic)
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        warnings.warn(f"steps are launched one by one: they cannot be captured ({reason(error)})", stacklevel=2)
+        return Plain(step)

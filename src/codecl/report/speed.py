@@ -1,0 +1,51 @@
+"""The table of `codecl bench`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from codecl.report.table import blank
+
+SAME = ("model", "agents", "batch", "method", "precision")
+
+
+def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Table:
+    """A row a case; with `before`, how much of the earlier time it takes."""
+    columns = [
+        "model",
+        "agents",
+        "method",
+        "running",
+        "ms a step",
+        "peak MiB",
+        "/ dpsgd",
+        "/ codec-full",
+        "/ plain loop",
+    ]
+    table = blank(_title(found))
+    for title in [*columns, *(["/ before"] if before else [])]:
+        table.add_column(title, justify="left" if title in ("model", "method", "running") else "right", no_wrap=True)
+    earlier = {tuple(row[key] for key in SAME): row for row in (before or {}).get("rows", [])}
+    for row in found["rows"]:
+        cells = [row["model"], str(row["agents"]), row["method"], row["running"], _spread(row["ms"])]
+        cells.append("–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}")
+        cells += [_spread(row["ratio"].get(other)) for other in ("dpsgd", "codec-full", "plain loop")]
+        if before:
+            old = earlier.get(tuple(row[key] for key in SAME))
+            cells.append(f"{row['ms']['median'] / old['ms']['median']:.2f}" if old else "–")
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _title(found: Mapping[str, Any]) -> str:
+    where, n = found["environment"], found["rounds"] * found["steps_a_round"]
+    at = f"{where['device_name']}, torch {where['torch']}"
+    return f"a step on {at}: median (least-most) of {found['rounds']} rounds, {n} steps"
+
+
+def _spread(values: Mapping[str, float] | None) -> str:
+    if values is None:
+        return "–"
+    return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"

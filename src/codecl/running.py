@@ -1,0 +1,108 @@
+"""How agents share a device: measured once for a model, a number of agents, a batch and a device, then remembered."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from codecl import cache
+from codecl.agents import Running
+from codecl.replay import Epochs, epochs
+from codecl.train import Setup, State, open_task, stepping
+
+CANDIDATES: dict[str, tuple[Running, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
+ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn
+CLEARLY = 0.95  # the first candidate stays unless another takes less than this part of its time
+
+
+class Choice(NamedTuple):
+    running: Running
+    ms_per_step: Mapping[Running, float]  # of each candidate; empty where there was nothing to choose
+    measured: bool  # now, or remembered from an earlier run
+
+
+def choose(setup: Setup, state: State) -> Choice:
+    """The fastest way, from the cache where it is known. It does not depend on the free dimensions of a task."""
+    device = setup.tasks[0].train[1].device
+    file, key = cache.folder() / "running.json", _key(setup, device)
+    known = _read(file)
+    if key in known:
+        return Choice(known[key]["running"], known[key]["ms_per_step"], False)
+    found = _measure(setup, state, device)
+    best = min(found, key=lambda name: found[name])
+    first = next(iter(found))
+    choice = Choice(best if found[best] < CLEARLY * found[first] else first, found, True)
+    if set(found) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
+        _write(file, {**_read(file), key: {"running": choice.running, "ms_per_step": found}})
+    return choice
+
+
+def _key(setup: Setup, device: torch.device) -> str:
+    """Model, agents, batch and device; not the free dimensions, which change with each task."""
+    data, shapes = setup.tasks[0], [(layer.shape, layer.rows, layer.groups) for layer in setup.survey.layers]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{torch.get_num_threads()}"
+    parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, setup.topology.agents]
+    parts += [setup.train.batch, setup.train.precision, str(data.dtype), name, torch.__version__]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, float]:
+    """Milliseconds of a step, the best of some turns that candidates take one after another."""
+    data, count = setup.tasks[0], STEPS[device.type]
+    turns: dict[Running, Callable[[], float]] = {}
+    for running in CANDIDATES[device.type]:
+        agents = open_task(setup._replace(running=running), state, data)
+        step, coords_AD = (
+            stepping(setup, state, data, agents),
+            agents.layout.start().repeat(len(setup.exchange.agents), 1),
+        )
+        picks = data.picks(0, setup.exchange.agents, setup.train.batch)[:count]
+        with setup.exchange.traffic.aside():
+            step(coords_AD, picks[0].to(device), 0.0)
+            if agents.running == running:  # a model that cannot be stacked falls back to a loop
+                run = epochs(step, coords_AD, picks, setup.exchange.traffic, graph=device.type == "cuda")
+                turns[running] = _turn(run, coords_AD, picks, device)
+    with setup.exchange.traffic.aside():
+        rounds = [{running: turn() for running, turn in turns.items()} for _ in range(ROUNDS)]
+    return {running: round(min(times[running] for times in rounds), 4) for running in turns}
+
+
+def _turn(run: Epochs, coords_AD: Tensor, picks: Tensor, device: torch.device) -> Callable[[], float]:
+    def turn() -> float:
+        _wait(device)
+        began = time.perf_counter()
+        for _ in run(coords_AD, picks, 0.0):
+            pass
+        _wait(device)
+        return 1000 * (time.perf_counter() - began) / len(picks)
+
+    return turn
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(file: Path, known: dict[str, dict[str, Any]]) -> None:
+    """All or nothing; a folder that cannot be written only means that the next run measures again."""
+    part = file.with_suffix(f".{os.getpid()}.part")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        os.replace(part, file)

@@ -1,0 +1,141 @@
+"""On a GPU: a captured step equals the plain one, and nothing in an epoch waits for the device."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from codecl import train as module_under_test
+from codecl.assemble import assemble, deal
+from codecl.models import alexnet, resnet18
+from codecl.replay import Plain
+from codecl.stream import Task
+from codecl.train import open_task, train
+from tests.problems import config, convolutional, perceptron, tasks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def images(count=2, shape=(3, 32, 32)):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(160) % 4
+    pixels = torch.randint(256, (count, 160, *shape), generator=generator, dtype=torch.uint8)
+    return [Task((some, labels), (some[:40], labels[:40]), 4, mean=(0.5,), std=(0.25,)) for some in pixels]
+
+
+def run(module, stream, settings, device=GPU, running="stacked"):
+    """(all parameters of all agents after each epoch, losses, bytes), with the dropout of one seed."""
+    setup, state = assemble(settings, module, deal(settings, stream, device), device)
+    torch.manual_seed(5)
+    found, losses, sent = [], [], []
+    for event in train(setup._replace(running=running), state):
+        if event.kind == "task":
+            layout = event.agents.layout
+        elif event.kind == "step":
+            last = event.coords_AD
+        elif event.kind == "epoch":  # coordinates depend on the basis, which is known up to turns
+            found.append([layout.parameters(row) for row in last.clone()])
+            losses.append(event.loss)
+            sent.append((event.bytes, event.messages))
+    return found, losses, sent
+
+
+def furthest(ours, theirs):
+    pairs = [(a, b) for one, other in zip(ours[0], theirs[0], strict=True) for a, b in zip(one, other, strict=True)]
+    return max(float((a[name].cpu() - b[name].cpu()).abs().max()) for a, b in pairs for name in a)
+
+
+def plainly(monkeypatch):
+    monkeypatch.setattr(module_under_test, "epochs", lambda step, *_, **__: Plain(step))
+
+
+@pytest.mark.parametrize("running", ["stacked", "streams"])
+@pytest.mark.parametrize("method", ["codec", "codec-full", "dpsgd", "d-ewc"])
+def test_a_captured_step_equals_the_plain_one(method, running, monkeypatch):
+    """Dropout, augmentation, traffic and all."""
+    module = alexnet((3, 32, 32), 4)
+    settings = config(
+        method=method, dtype="float64", train={"batch": 8, "epochs": 2}, data={"stream": "own", "augment": "crop-flip"}
+    )
+    ours = run(module, images(), settings, running=running)
+    plainly(monkeypatch)
+    plain = run(module, images(), settings, running=running)
+    assert furthest(ours, plain) < 1e-9
+    assert ours[2] == plain[2]
+
+
+@pytest.mark.parametrize("running", ["stacked", "streams", "loop"])
+@pytest.mark.parametrize("model", [perceptron, convolutional])
+@pytest.mark.parametrize("method", ["codec", "d-ewc"])
+def test_a_gpu_equals_a_cpu(model, method, running):
+    module = model()
+    here = run(module, tasks(), config(method=method), CPU, running)
+    there = run(module, tasks(), config(method=method), GPU, running)
+    assert furthest(here, there) < 1e-9
+
+
+@pytest.mark.parametrize(("precision", "apart"), [("highest", 1e-5), ("tf32", 2e-2), ("bf16", 0.2)])
+@pytest.mark.parametrize("running", ["stacked", "streams"])
+@pytest.mark.parametrize("model", [alexnet, resnet18])
+def test_a_gradient_is_as_exact_as_its_precision(model, running, precision, apart):
+    """In the way that a user gets, kernels included, against a loop in float64."""
+    module = model((3, 32, 32), 4, **({"dropout": (0,) * 5} if model is alexnet else {}))
+    exact = None
+    for dtype, how, kind in (("float64", "loop", "highest"), ("float32", running, precision)):
+        settings = config(dtype=dtype, train={"batch": 16, "precision": kind})
+        setup, state = assemble(settings, module, deal(settings, images(1), GPU), GPU)
+        agents = open_task(setup._replace(running=how), state, setup.tasks[0])
+        batch = setup.tasks[0].batch(setup.tasks[0].picks(0, range(4), 16)[0].to(GPU))
+        _, grad_AD = agents.gradient(agents.layout.start().repeat(4, 1), *batch)
+        if exact is None:
+            exact = grad_AD
+    assert float((grad_AD - exact).norm() / exact.norm()) < apart
+
+
+@pytest.mark.parametrize("running", ["stacked", "streams"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_nothing_in_an_epoch_waits_for_the_device(running):
+    settings = config(dtype="float32", train={"batch": 8, "epochs": 3}, data={"stream": "own", "augment": "crop-flip"})
+    setup, state = assemble(settings, alexnet((3, 32, 32), 4), deal(settings, images(1), GPU), GPU)
+    steps = 0
+    try:
+        for event in train(setup._replace(running=running), state):
+            steps += event.kind == "step"
+            torch.cuda.set_sync_debug_mode("error" if event.kind == "step" and steps % 5 else "default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert steps == 15
+
+
+class Branching(nn.Module):
+    """Looks at its values: it can be neither stacked nor captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(72, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.body(x.flatten(1))
+        return self.head(x if x.sum() > 0 else -x)
+
+
+def test_what_cannot_be_captured_runs_step_by_step():
+    module = Branching()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = run(module, tasks(1), config())
+    assert ["cannot be stacked" in str(caught[0].message), "cannot be captured" in str(caught[1].message)] == [
+        True,
+        True,
+    ]
+    assert len(caught) == 2
+    assert furthest(ours, run(module, tasks(1), config(), CPU, "loop")) < 1e-9
+
+
+def test_many_agents_share_streams():
+    settings = config(agents=40, train={"batch": 4, "epochs": 1})
+    module = convolutional()
+    ours, loop = (run(module, tasks(1, images=160), settings, running=how) for how in ("streams", "loop"))
+    assert furthest(ours, loop) < 1e-9

@@ -1,0 +1,106 @@
+"""How agents share a device: measured, remembered, recorded."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from codecl import api, running
+from codecl.train import train
+from tests.parity.test_agents import Branching
+from tests.problems import build, config, convolutional, perceptron, tasks
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch, tmp_path):
+    monkeypatch.setenv("CODECL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "running.json"
+
+
+def test_the_fastest_way_is_measured_once_and_remembered(own, monkeypatch):
+    setup, state = build(perceptron(), tasks(1), config())
+    first = running.choose(setup, state)
+    assert first.measured
+    assert set(first.ms_per_step) == {"stacked", "loop"}
+    assert all(value > 0 for value in first.ms_per_step.values())
+    monkeypatch.setattr(running, "_measure", lambda *_: pytest.fail("measured again"))
+    assert running.choose(setup, state) == first._replace(measured=False)
+    assert len(json.loads(own.read_text())) == 1
+
+
+@pytest.mark.parametrize(("loop", "expected"), [(9.0, "loop"), (9.9, "stacked"), (11.0, "stacked")])
+def test_the_first_way_stays_unless_another_is_clearly_faster(loop, expected, monkeypatch):
+    monkeypatch.setattr(running, "_measure", lambda *_: {"stacked": 10.0, "loop": loop})
+    assert running.choose(*build(perceptron(), tasks(1), config())).running == expected
+
+
+def test_it_depends_on_model_agents_and_batch_but_not_on_free_dimensions():
+    def key(module=None, **fields):
+        setup, _ = build(module or perceptron(), tasks(1), config(**fields))
+        return running._key(setup, torch.device("cpu"))
+
+    assert key() == key(growth={"threshold": 0.5}) == key(method="dpsgd") == key(seed=9)
+    others = [key(convolutional()), key(agents=5), key(train={"batch": 5}), key(dtype="float32")]
+    assert len({key(), *others}) == 5
+
+
+def test_measuring_counts_no_traffic():
+    setup, state = build(perceptron(), tasks(1), config())
+    running.choose(setup, state)
+    assert setup.exchange.traffic.take("train") == {"messages": 0, "bytes": 0}
+
+
+def test_measuring_changes_no_numbers(tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 9), nn.Dropout(0.5), nn.Linear(9, 3))
+    fresh, again = (
+        api.run(config(preset="a"), module=module, tasks=tasks(1), out=tmp_path / name, device="cpu") for name in "ab"
+    )
+    lines = [json.loads((result.folder / "events.jsonl").read_text().splitlines()[0]) for result in (fresh, again)]
+    assert [line["measured"] for line in lines] == [True, False]
+    assert lines[0]["running"] == lines[1]["running"]
+    assert fresh.metrics["accuracy_matrix"] == again.metrics["accuracy_matrix"]
+    assert fresh.metrics["consensus_error_by_task"] == again.metrics["consensus_error_by_task"]
+
+
+def test_a_model_that_cannot_be_stacked_says_so_each_time_and_is_not_remembered(own):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="cannot be stacked"):
+            choice = running.choose(*build(Branching(), tasks(1), config()))
+        assert choice.running == "loop"
+    assert not own.exists()
+
+
+def test_a_cache_that_cannot_be_written_or_read_only_means_measuring_again(own):
+    own.parent.write_text("a file in the way")
+    assert running.choose(*build(perceptron(), tasks(1), config())).measured
+    own.parent.unlink()
+    own.parent.mkdir()
+    own.write_text("{broken")
+    assert running.choose(*build(perceptron(), tasks(1), config())).measured
+
+
+def test_threads_and_precision_are_put_back(tmp_path):
+    before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    api.run(config(preset="a"), module=perceptron(), tasks=tasks(1), out=tmp_path, device="cpu")
+    assert (torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32) == before
+
+
+def test_a_way_that_was_asked_for_is_not_measured(own, tmp_path):
+    result = api.run(
+        config(preset="a", train={"running": "loop"}), module=perceptron(), tasks=tasks(1), out=tmp_path, device="cpu"
+    )
+    facts = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
+    assert facts[0]["running"] == "loop"
+    assert {fact["running"] for fact in facts if fact["kind"] == "epoch"} == {"loop"}
+    assert not own.exists()
+
+
+def test_streams_on_a_cpu_are_a_loop():
+    module = convolutional()
+    last = []
+    for how in ("streams", "loop"):
+        setup, state = build(module, tasks(1), config())
+        steps = [event.coords_AD for event in train(setup._replace(running=how), state) if event.kind == "step"]
+        last.append(steps[-1])
+    assert torch.equal(*last)
