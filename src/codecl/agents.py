@@ -24,6 +24,7 @@ Parameters = Mapping[str, Tensor]
 Running = Literal["stacked", "streams", "loop"]
 MOST_STREAMS = 16  # of agents that share a device: more only take turns
 BUILDERS = 4  # streams that build weights beside the main one
+BESIDE = 4 * 10**9  # multiplications of all agents that a GPU does beside other work in less than factoring's launches
 COORDS = "codecl_coordinates"  # the name under which a factored Linear finds its coordinates
 
 
@@ -131,12 +132,13 @@ class Agents:
         self,
         module: nn.Module,
         layout: Layout,
+        agents: int,
         batch: int,
         running: Running = "stacked",
         precision: Precision = "highest",
     ) -> None:
         self.layout, self.running, self.precision = layout, running, precision
-        self.factored = frozenset(slot.name for slot in layout.slots if _factor(slot, batch))
+        self.factored = frozenset(slot.name for slot in layout.slots if _factor(slot, batch, agents))
         self.shared = dict(layout.constants)  # what all agents have in common while the task trains
         for slot, piece in layout.pieces(layout.start()):
             if slot.size == 0:
@@ -149,8 +151,12 @@ class Agents:
         start_D = layout.start()
         with_kernels = running == "stacked" and kernels.available(start_D.device, start_D.dtype)
         self._with_kernels = kernels.install(self.module, precision) if with_kernels else []
-        self._streams: list[torch.cuda.Stream] = []
-        self._builders: list[torch.cuda.Stream] = []
+        self._streams = [torch.cuda.Stream() for _ in range(min(agents, MOST_STREAMS))] if start_D.is_cuda else []
+        self._builders = [torch.cuda.Stream() for _ in range(BUILDERS)] if start_D.is_cuda else []
+        self._ready: dict[str, torch.cuda.Event] = {}
+        for slot in layout.slots if self._builders else ():
+            if slot.layer and slot.layer.owned and slot.size and slot.name not in self.factored:
+                self.module.get_submodule(slot.layer.owner).register_forward_pre_hook(self._wait_for(slot.layer.owner))
 
     def gradient(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one.
@@ -162,20 +168,14 @@ class Agents:
         """What the agents differ in, at these coordinates. On a GPU it is made beside what comes next, and the gradient
         is taken back to coordinates beside the rest of the backward pass."""
         coords = coords_AD.detach().requires_grad_()
+        for stream in self._builders:
+            stream.wait_stream(torch.cuda.current_stream())
         with multiplying(self.precision, coords.device):
-            if not coords.is_cuda:
-                return Built(coords, self._own(coords))
-            main = torch.cuda.current_stream()
-            self._builders = self._builders or [torch.cuda.Stream() for _ in range(BUILDERS)]
-            for stream in self._builders:
-                stream.wait_stream(main)
             return Built(coords, self._own(coords))
 
     def gradient_at(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """`gradient` at what was built."""
         with multiplying(self.precision, images_AB.device):
-            for stream in self._builders:
-                torch.cuda.current_stream().wait_stream(stream)
             if self.running != "stacked":
                 return self._gradient(self._one_by_one, built, images_AB, labels_AB)
             try:
@@ -198,6 +198,8 @@ class Agents:
         if self.layout.size == 0:  # nothing is left free
             return loss_A.detach(), torch.zeros_like(built.coords_AD)
         (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)
+        for stream in self._builders:
+            torch.cuda.current_stream().wait_stream(stream)
         return loss_A.detach(), grad_AD
 
     def _one_by_one(self, own: Parameters, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
@@ -206,15 +208,11 @@ class Agents:
         each = [dict(zip(own, row, strict=True)) for row in rows]
         if self.running != "streams" or not images_AB.is_cuda:
             return torch.stack([self._loss(*one) for one in zip(each, images_AB, labels_AB, strict=True)])
-        main = torch.cuda.current_stream()
-        if not self._streams:
-            self._streams = [torch.cuda.Stream() for _ in range(min(len(each), MOST_STREAMS))]
-        losses = []
+        main, losses = torch.cuda.current_stream(), []
+        for stream in self._streams:
+            stream.wait_stream(main)
         for number, one in enumerate(zip(each, images_AB, labels_AB, strict=True)):
-            stream = self._streams[number % len(self._streams)]
-            if number < len(self._streams):
-                stream.wait_stream(main)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._streams[number % len(self._streams)]):
                 losses.append(self._loss(*one))
         for stream in self._streams:
             main.wait_stream(stream)
@@ -234,11 +232,24 @@ class Agents:
         for number, (slot, piece) in enumerate(self.layout.pieces(coords_AD)):
             if slot.layer and slot.name in self.factored:
                 out[f"{slot.layer.owner}.{COORDS}".lstrip(".")] = charts.unflatten(piece, slot.chart).squeeze(-3)
-            elif slot.size:
-                stream = self._builders[number % BUILDERS] if self._builders else None
-                with torch.cuda.stream(stream) if stream else nullcontext():
+            elif slot.layer and slot.size and self._builders:
+                stream = self._builders[number % BUILDERS]
+                with torch.cuda.stream(stream):
                     out.update(_parameters(slot, piece))
+                self._ready[slot.layer.owner] = stream.record_event()
+                if not slot.layer.owned:  # nobody knows when it is used
+                    torch.cuda.current_stream().wait_event(self._ready[slot.layer.owner])
+            elif slot.size:
+                out.update(_parameters(slot, piece))
         return out
+
+    def _wait_for(self, owner: str) -> Callable[..., None]:
+        """A layer's hook: its weight is there before it runs."""
+
+        def wait(*_: object) -> None:
+            torch.cuda.current_stream().wait_event(self._ready[owner])
+
+        return wait
 
 
 class Built(NamedTuple):
@@ -248,11 +259,13 @@ class Built(NamedTuple):
     own: Parameters
 
 
-def _factor(slot: Slot, batch: int) -> bool:
+def _factor(slot: Slot, batch: int, agents: int) -> bool:
+    """Whether a layer takes the factored form. A GPU builds weights beside other work: there it has to save more."""
     if slot.layer is None or not slot.layer.linear or slot.chart.free_GNF is None:
         return False
     _, outputs, inputs = slot.chart.anchor_GON.shape
-    return charts.factored_pays(batch * slot.layer.rows, outputs, inputs, slot.chart.dims[0])
+    least = BESIDE // agents if slot.chart.anchor_GON.is_cuda else 0
+    return charts.factored_pays(batch * slot.layer.rows, outputs, inputs, slot.chart.dims[0], least)
 
 
 @torch.no_grad()

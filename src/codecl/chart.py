@@ -110,11 +110,11 @@ def factored(rows_RN: Tensor, coords_OF: Tensor, chart: Chart, bias: bool) -> Te
     return functional.linear(rows_RN, anchor_ON) + functional.linear(functional.linear(rows_RN, free_NF.mT), coords_OF)
 
 
-def factored_pays(rows: int, outputs: int, inputs: int, free: int) -> bool:
-    """Whether `factored` costs fewer multiplications than building W, forward and backward."""
+def factored_pays(rows: int, outputs: int, inputs: int, free: int, least: int = 0) -> bool:
+    """Whether `factored` saves multiplications, more than `least`, over building W: forward and backward."""
     building = 3 * rows * outputs * inputs + 2 * outputs * inputs * free
     factoring = rows * (2 * outputs * inputs + 2 * inputs * free + 3 * outputs * free)
-    return free > 0 and factoring < building
+    return free > 0 and building - factoring > least
 
 
 def orthonormal(free_NF: Tensor) -> Tensor:

@@ -29,7 +29,12 @@ class Layer(NamedTuple):
     shape: torch.Size  # of the weight
     groups: int
     rows: int  # how many rows or patches an image gives it
-    linear: bool  # an nn.Linear with a weight of its own, called as such: it may take the factored form
+    owned: bool  # used by calling the plain Linear or convolution that it belongs to, and in no other way
+
+    @property
+    def linear(self) -> bool:
+        """Whether it may take the factored form."""
+        return self.owned and len(self.shape) == 2
 
     @property
     def owner(self) -> str:
@@ -103,13 +108,13 @@ def survey(
         if layer.bias and any(other.bias == layer.bias for other in layers.values() if other.weight != layer.weight):
             refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
         if before:
-            layer = before._replace(rows=before.rows + layer.rows, linear=before.linear and layer.linear)
+            layer = before._replace(rows=before.rows + layer.rows, owned=before.owned and layer.owned)
         layers[layer.weight] = layer
     for identity, how in strangers.items():
         refused[first_name[identity]] = f"is also used by {how}(), which codecl cannot follow"
 
     for weight in {first_name.get(identity, "") for identity in _used_otherwise(module, images)} & set(layers):
-        layers[weight] = layers[weight]._replace(linear=False)
+        layers[weight] = layers[weight]._replace(owned=False)
 
     called = [(first_name.get(id(use.weight), ""), use) for use, _ in calls]
     head_names = _head(module, head, called, aliases, outputs)
@@ -189,9 +194,9 @@ def _layer(
     name = owner if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and attribute == "weight" else weight
     if use.weight.numel() == 0:
         raise ConfigError(f"model: parameter {weight!r} has no elements (its shape is {list(use.weight.shape)})")
-    plain = type(part) is nn.Linear and inside is part and "forward" not in vars(part)
-    linear = plain and weight not in tied and (bias is None) == (use.bias is None)
-    return Layer(name or weight, weight, bias, use.weight.shape, use.groups, use.rows // images, linear)
+    plain = type(part) in (nn.Linear, nn.Conv1d, nn.Conv2d) and inside is part and "forward" not in vars(part)
+    owned = plain and weight not in tied and (bias is None) == (use.bias is None)
+    return Layer(name or weight, weight, bias, use.weight.shape, use.groups, use.rows // images, owned)
 
 
 def _head(

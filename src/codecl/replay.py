@@ -4,14 +4,17 @@ Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch
 pick an image and its variation.
 """
 
+import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from codecl.exchange import Traffic
+from codecl.exchange.base import Kind, Sent
 from codecl.methods.base import Rate
 from codecl.registry import reason
 
@@ -55,7 +58,9 @@ class Replay:
         self._coords_AD, self._picks_SABK = coords_AD.clone(), picks_SABK.to(device)
         self._losses_SA = coords_AD.new_zeros(len(picks_SABK), len(coords_AD))
         self._at, self._rate = torch.zeros(1, dtype=torch.long, device=device), coords_AD.new_zeros(())
-        self._again: Callable[[], None] = self._capture() if self.graph else self._once
+        self._captured: tuple[torch.cuda.CUDAGraph, Mapping[Kind, Sent]] | None = (
+            self._capture() if self.graph else None
+        )
 
     def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
         if coords_AD is not self._coords_AD:
@@ -67,6 +72,13 @@ class Replay:
             self._again()
             yield self._coords_AD, loss_A
 
+    def _again(self) -> None:
+        if self._captured is None:
+            return self._once()
+        graph, sent = self._captured
+        graph.replay()
+        self._traffic.add(sent)
+
     def _once(self) -> None:
         picks_ABK = self._picks_SABK.index_select(0, self._at)[0]
         coords_AD, loss_A = self._step(self._coords_AD, picks_ABK, self._rate)
@@ -74,7 +86,7 @@ class Replay:
         self._losses_SA.index_copy_(0, self._at, loss_A[None])
         self._at += 1
 
-    def _capture(self) -> Callable[[], None]:
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Mapping[Kind, Sent]]:
         """The step as a graph. The generator of dropout is put back: a captured step draws what a plain one would."""
         state = torch.cuda.get_rng_state(self._coords_AD.device)
         start, beside = self._coords_AD.clone(), torch.cuda.Stream(self._coords_AD.device)
@@ -85,16 +97,22 @@ class Replay:
                 self._once()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with self._traffic.aside() as sent, torch.cuda.graph(graph, stream=beside):
+        with _no_garbage(), self._traffic.aside() as sent, torch.cuda.graph(graph, stream=beside):
             self._once()
         self._coords_AD.copy_(start)
         torch.cuda.set_rng_state(state, self._coords_AD.device)
+        return graph, sent
 
-        def again() -> None:
-            graph.replay()
-            self._traffic.add(sent)
 
-        return again
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """An old graph that is freed while a new one is captured would spoil it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def epochs(step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic, graph: bool) -> Epochs:

@@ -108,7 +108,8 @@ def open_task(setup: Setup, state: State, data: TaskData) -> Agents:
     """The agents, in the coordinates of this task."""
     free = setup.method.free(state.memory, setup.survey.layers)
     plan = layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
-    return Agents(setup.module, plan, setup.train.batch, setup.running, setup.train.precision)
+    count = len(setup.exchange.agents)
+    return Agents(setup.module, plan, count, setup.train.batch, setup.running, setup.train.precision)
 
 
 def stepping(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:

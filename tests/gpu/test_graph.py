@@ -76,22 +76,26 @@ def test_a_gpu_equals_a_cpu(model, method, running):
     assert furthest(here, there) < 1e-9
 
 
-@pytest.mark.parametrize(("precision", "apart"), [("highest", 1e-5), ("tf32", 2e-2), ("bf16", 0.2)])
-@pytest.mark.parametrize("running", ["stacked", "streams"])
+@pytest.mark.parametrize("precision", ["highest", "tf32", "bf16"])
 @pytest.mark.parametrize("model", [alexnet, resnet18])
-def test_a_gradient_is_as_exact_as_its_precision(model, running, precision, apart):
-    """In the way that a user gets, kernels included, against a loop in float64."""
+def test_kernels_are_as_exact_as_pytorchs_own_layers(model, precision):
+    """Against a loop in float64: stacked agents, kernels included, are no further off than cuDNN at its rounding."""
     module = model((3, 32, 32), 4, **({"dropout": (0,) * 5} if model is alexnet else {}))
-    exact = None
-    for dtype, how, kind in (("float64", "loop", "highest"), ("float32", running, precision)):
+    found = {}
+    for dtype, how, kind in (
+        ("float64", "loop", "highest"),
+        ("float32", "loop", precision),
+        ("float32", "stacked", precision),
+    ):
         settings = config(dtype=dtype, train={"batch": 16, "precision": kind})
         setup, state = assemble(settings, module, deal(settings, images(1), GPU), GPU)
         agents = open_task(setup._replace(running=how), state, setup.tasks[0])
         batch = setup.tasks[0].batch(setup.tasks[0].picks(0, range(4), 16)[0].to(GPU))
-        _, grad_AD = agents.gradient(agents.layout.start().repeat(4, 1), *batch)
-        if exact is None:
-            exact = grad_AD
-    assert float((grad_AD - exact).norm() / exact.norm()) < apart
+        found[dtype, how] = agents.gradient(agents.layout.start().repeat(4, 1), *batch)[1]
+    exact = found["float64", "loop"]
+    own, ours = (float((found["float32", how] - exact).norm() / exact.norm()) for how in ("loop", "stacked"))
+    least = {"highest": 1e-5, "tf32": 0.1, "bf16": 0.2}[precision]  # cuDNN need not round where it may
+    assert ours < max(2 * own, least)
 
 
 @pytest.mark.parametrize("running", ["stacked", "streams"])

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="needs Triton, which has no build for this 
 
 from codecl import kernels
 from codecl.kernels import conv, norm
+from codecl.precision import multiplying
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXAMPLES = 25  # interpreted, or compiled for every shape: slow either way
@@ -126,13 +127,11 @@ def test_a_module_with_kernels_gives_what_it_gave(shared):
 
         return vmap(loss)(own, images)
 
-    ours, expected = losses(changed), losses(module)
+    with multiplying("highest", DEVICE):
+        ours, expected = losses(changed), losses(module)
+        grads = [torch.autograd.grad(loss.sum(), list(own.values())) for loss in (ours, expected)]
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
-    for a, b in zip(
-        torch.autograd.grad(ours.sum(), list(own.values())),
-        torch.autograd.grad(expected.sum(), list(own.values())),
-        strict=True,
-    ):
+    for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-6)
 
 

@@ -73,16 +73,14 @@ def _correlate(
     o = block * BLOCK_O + tl.arange(0, BLOCK_O)
     run = taps_x * C
     blocks = (run + BLOCK_R - 1) // BLOCK_R
-    # The part of a run that lies inside the map: none where there is no such place.
-    first, last = tl.maximum(-left * C, 0), tl.where(known, tl.minimum((WIDTH - left) * C, run), 0)
     source += agent * images * (HEIGHT * WIDTH * C)
     weight += agent * (OUTS * SIZE_Y * SIZE_X * C)
     corner = tl.multiple_of(((image * HEIGHT + top) * WIDTH + left) * C, GRAIN)
     total = tl.zeros((BLOCK_M, BLOCK_O), dtype=tl.float32)
     for step in range(taps_y * blocks):
         i, r = step // blocks, step % blocks * BLOCK_R + tl.arange(0, BLOCK_R)
-        end = tl.where((top + i >= 0) & (top + i < HEIGHT), last, 0)
-        inside = (r[None, :] >= first[:, None]) & (r[None, :] < end[:, None])
+        here, column = known & (top + i >= 0) & (top + i < HEIGHT), left[:, None] + (r // C)[None, :]
+        inside = here[:, None] & (column >= 0) & (column < WIDTH) & (r < run)[None, :]
         patch = tl.load(source + (corner + i * (WIDTH * C))[:, None] + r[None, :], mask=inside, other=0.0)
         if TRANSPOSED:
             tap = (phase_y + (taps_y - 1 - i) * STRIDE_Y) * SIZE_X + phase_x + (taps_x - 1) * STRIDE_X
@@ -122,9 +120,8 @@ def _weigh(
         m = start + tl.arange(0, BLOCK_M)
         image, y, x = m // (OUT_HEIGHT * OUT_WIDTH), m // OUT_WIDTH % OUT_HEIGHT, m % OUT_WIDTH
         row, left = y * STRIDE_Y - PAD_Y + i, x * STRIDE_X - PAD_X
-        known = (image < images) & (row >= 0) & (row < HEIGHT)
-        first, last = tl.maximum(-left * C, 0), tl.where(known, tl.minimum((WIDTH - left) * C, RUN), 0)
-        inside = (r[None, :] >= first[:, None]) & (r[None, :] < last[:, None])
+        here, column = (image < images) & (row >= 0) & (row < HEIGHT), left[:, None] + (r // C)[None, :]
+        inside = here[:, None] & (column >= 0) & (column < WIDTH) & (r < RUN)[None, :]
         corner = tl.multiple_of(((image * HEIGHT + row) * WIDTH + left) * C, GRAIN)
         patch = tl.load(source + corner[:, None] + r[None, :], mask=inside, other=0.0)
         real = (o < OUTS)[:, None] & (image < images)[None, :]
