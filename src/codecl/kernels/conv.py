@@ -79,8 +79,8 @@ def _correlate(
     total = tl.zeros((BLOCK_M, BLOCK_O), dtype=tl.float32)
     for step in range(taps_y * blocks):
         i, r = step // blocks, step % blocks * BLOCK_R + tl.arange(0, BLOCK_R)
-        here, column = known & (top + i >= 0) & (top + i < HEIGHT), left[:, None] + (r // C)[None, :]
-        inside = here[:, None] & (column >= 0) & (column < WIDTH) & (r < run)[None, :]
+        here, across = known & (top + i >= 0) & (top + i < HEIGHT), left[:, None] + (r // C)[None, :]
+        inside = here[:, None] & (across >= 0) & (across < WIDTH) & (r < run)[None, :]
         patch = tl.load(source + (corner + i * (WIDTH * C))[:, None] + r[None, :], mask=inside, other=0.0)
         if TRANSPOSED:
             tap = (phase_y + (taps_y - 1 - i) * STRIDE_Y) * SIZE_X + phase_x + (taps_x - 1) * STRIDE_X
@@ -120,8 +120,8 @@ def _weigh(
         m = start + tl.arange(0, BLOCK_M)
         image, y, x = m // (OUT_HEIGHT * OUT_WIDTH), m // OUT_WIDTH % OUT_HEIGHT, m % OUT_WIDTH
         row, left = y * STRIDE_Y - PAD_Y + i, x * STRIDE_X - PAD_X
-        here, column = (image < images) & (row >= 0) & (row < HEIGHT), left[:, None] + (r // C)[None, :]
-        inside = here[:, None] & (column >= 0) & (column < WIDTH) & (r < RUN)[None, :]
+        here, across = (image < images) & (row >= 0) & (row < HEIGHT), left[:, None] + (r // C)[None, :]
+        inside = here[:, None] & (across >= 0) & (across < WIDTH) & (r < RUN)[None, :]
         corner = tl.multiple_of(((image * HEIGHT + row) * WIDTH + left) * C, GRAIN)
         patch = tl.load(source + corner[:, None] + r[None, :], mask=inside, other=0.0)
         real = (o < OUTS)[:, None] & (image < images)[None, :]
