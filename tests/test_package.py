@@ -61,3 +61,16 @@ def test_the_wheel_runs_the_quickstart_outside_the_checkout(wheel, tmp_path):
     assert (codec["method"], dpsgd["method"]) == ("codec", "dpsgd")
     assert codec["bwt"] > dpsgd["bwt"]
     assert (tmp_path / codec["folder"] / "model" / "body.safetensors").is_file()
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    """Names are looked up when they are used: `import codecl` costs next to nothing beside `import torch`."""
+    code = "import sys, codecl; print(sorted({'torch', 'networkx', 'pydantic', 'typer', 'triton'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_library_does_not_import_triton_without_a_gpu():
+    code = "import sys, codecl; codecl.fit; print('triton' in sys.modules, 'matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False False"

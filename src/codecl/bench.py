@@ -138,8 +138,8 @@ def _tasks(problem: Problem, batches: int) -> list[Task]:
     """Two tasks of random images, so many batches in all."""
     images = problem.batch * batches
     pixels = torch.randint(256, (images, *problem.shape), dtype=torch.uint8)
-    few, labels = (pixels[:64], torch.arange(64) % 10), torch.arange(images) % 10
-    return [Task((pixels, labels), few, 10, mean=(0.5,), std=(0.25,)) for _ in range(2)]
+    labels = torch.arange(images) % 10
+    return [Task((pixels, labels), (pixels[:64], labels[:64]), 10, mean=(0.5,), std=(0.25,)) for _ in range(2)]
 
 
 def _second_task(setup: Setup, start: State) -> State:

@@ -1,16 +1,14 @@
 """The command line. Heavy imports wait until a command needs them, so that --help is immediate."""
 
-import itertools
 import json
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codecl.errors import CodeclError, ConfigError, RunFailed
+from codecl.errors import CodeclError, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,10 +46,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
-    from codecl import assemble, record
+    from codecl import assemble, grid, record
     from codecl import topology as topologies
 
-    configs = list(_grid(preset, method, agents, topology, seeds, settings or []))
+    configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
     assemble.device_of(device)
     if len(configs) > 1:  # what can be refused is refused before anything runs
         for config in configs:
@@ -95,7 +93,9 @@ def show(
     settings: Settings = None,
 ) -> None:
     """The resolved config of a preset, every field."""
-    (config, *_) = _grid(preset, method, None, None, None, settings or [])
+    from codecl import grid
+
+    (config, *_) = grid.configs(preset, method, None, None, None, settings or [])
     typer.echo(config.dump(), nl=False)
 
 
@@ -154,15 +154,16 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
-    from codecl import assemble
+    from codecl import assemble, grid
     from codecl import bench as benches
     from codecl.report.speed import speed
 
     before = benches.read(compare) if compare else None
     place = assemble.device_of(device)
     usual_models, usual_agents = benches.DEFAULTS[place.type]
-    numbers = [_number("--agents", word) for word in _words(agents)] or usual_agents
-    found = benches.measure(_words(models) or usual_models, numbers, _words(method), precision, rounds, place)
+    counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents
+    named = grid.words(models) or usual_models
+    found = benches.measure(named, counts, grid.words(method), precision, rounds, place)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -183,50 +184,6 @@ def start(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def _grid(
-    preset: str, method: str | None, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
-) -> Iterator["RunConfig"]:
-    """Every combination of the comma lists, each a checked config."""
-    from codecl import config as configs
-
-    start = configs.preset(preset)
-    changes: dict[str, Any] = {}
-    for text in settings:
-        changes = configs.merge(changes, configs.setting(text))
-    options = changes.pop("method", {})
-    names = _words(method) or ([options["name"]] if "name" in options else list(start.methods))
-    named = [{"method": fields} for fields in _method_fields(names, options)]
-    sizes = [{"agents": _number("--agents", word)} for word in _words(agents)] or [{}]
-    graphs = [{"topology": {"name": word}} for word in _words(topology)] or [{}]
-    numbers = [{"seed": _number("--seeds", word)} for word in _words(seeds)] or [{}]
-    for parts in itertools.product(graphs, sizes, named, numbers):
-        fields = changes
-        for part in parts:
-            fields = configs.merge(fields, part)
-        yield configs.resolve(start, fields)
-
-
-def _method_fields(names: list[str], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each method with those of the options that it has; an option that none of them has goes to all, to be refused."""
-    from codecl.config import MethodChoice
-
-    known = {name: set(MethodChoice(name=str(name)).kind().model_fields) for name in names}
-    odd = set(options) - set().union(*known.values())
-    for name in names:
-        yield {**{key: value for key, value in options.items() if key in known[name] | odd}, "name": name}
-
-
-def _words(text: str | None) -> list[str]:
-    return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
-
-
-def _number(option: str, word: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise ConfigError(f"{option}: {word!r} is not a whole number") from None
 
 
 def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, console: "Console") -> "Result":

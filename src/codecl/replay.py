@@ -106,8 +106,7 @@ class Replay:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """An old graph that is freed while a new one is captured would spoil it."""
-    gc.collect()
+    """What is freed while a graph is captured, an older one say, would spoil it."""
     gc.disable()
     try:
         yield

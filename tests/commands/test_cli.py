@@ -73,7 +73,7 @@ def test_numbers_as_people_write_them():
 
 
 def test_in_a_grid_a_method_takes_the_options_it_has():
-    from codecl.cli import _grid
+    from codecl.grid import configs as _grid
 
     settings = ["method.penalty_step=implicit", "train.rate=0.2"]
     codec, ewc = _grid("quickstart", "codec,d-ewc", None, None, None, settings)

@@ -1,0 +1,98 @@
+"""`codecl bench`: the real loop timed in turns, as a table, as JSON, beside an earlier result."""
+
+import json
+
+import pytest
+import torch
+
+from codecl import bench
+
+CPU = torch.device("cpu")
+SMALL = ["bench", "--models", "convnet", "--agents", "2", "--method", "codec,dpsgd", "--rounds", "2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def found(cli, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    done = cli(*SMALL, "--json", "--save", "results", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout), done.stderr
+
+
+def test_rows_say_what_was_measured_and_how(found):
+    _, result, _ = found
+    assert [row["method"] for row in result["rows"]] == ["codec", "dpsgd", "plain loop"]
+    for row in result["rows"]:
+        assert row["ms"]["min"] <= row["ms"]["median"] <= row["ms"]["max"]
+        assert row["ms"]["min"] > 0
+        assert row["running"] in ("stacked", "loop")
+        assert row["peak_mib"] is None  # of a GPU only
+    codec, dpsgd, _ = result["rows"]
+    assert set(codec["ratio"]) == {"dpsgd", "plain loop"}
+    assert set(dpsgd["ratio"]) == {"plain loop"}
+    assert result["rounds"] == 2
+    assert {"torch", "device_name", "commit", "threads"} <= set(result["environment"])
+
+
+def test_a_result_is_saved_in_a_dated_file_and_can_be_compared_with(found, cli):
+    folder, result, said = found
+    (file,) = (folder / "results").iterdir()
+    assert file.name.startswith(result["date"][:10])
+    assert str(file.relative_to(folder)) in said
+    assert json.loads(file.read_text()) == result
+    done = cli(*SMALL, "--compare", str(file), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "/ before" in done.stdout
+    assert "plain loop" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--models", "transformer"], "'transformer' is not a model that it knows; there are convnet, mlp, alexnet"),
+        (["--models", "mlp", "--agents", "two"], "--agents: 'two' is not a whole number"),
+        (["--models", "mlp", "--precision", "half"], "train.precision: 'half' is not allowed"),
+        (["--models", "mlp", "--method", "magic"], "method: 'magic' is unknown"),
+        (["--compare", "nowhere.json"], "nowhere.json cannot be read"),
+    ],
+)
+def test_mistakes_are_one_line(cli, tmp_path, arguments, said):
+    done = cli("bench", *arguments, cwd=tmp_path)
+    assert done.returncode in (2, 3)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_case_is_the_second_task_with_half_of_the_space_free():
+    problem = bench.PROBLEMS["mlp"]
+    config = bench._config(problem, 2, "codec", "tf32")
+    dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
+    setup, start = bench.assemble(config, bench.build_model(config, dealt), dealt, CPU)
+    opened = next(iter(bench.train(setup, bench._second_task(setup, start))))
+    assert opened.task == 1
+    assert opened.free == {"fc1": 393, "fc2": 129}  # of 784 + 1 and 256 + 1 inputs, with the bias
+
+
+def test_the_plain_loop_is_decentralized_sgd():
+    """It learns what the loop's dpsgd learns: same steps, same losses."""
+    problem = bench.PROBLEMS["convnet"]
+    config = bench._config(problem, 2, "dpsgd", "highest")
+    dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
+    setup, start = bench.assemble(config, bench.build_model(config, dealt), dealt, CPU)
+    state = bench._second_task(setup, start)
+    ours = next(event for event in bench.train(setup, state) if event.kind == "epoch")
+    losses = []
+    plain = bench._plain(setup, state)
+    original = bench._backward
+
+    def kept(*arguments):
+        losses.append(original(*arguments))
+        return losses[-1]
+
+    bench._backward = kept
+    try:
+        next(plain)
+    finally:
+        bench._backward = original
+    by_agent = torch.stack(losses).view(-1, 2).mean(0)
+    torch.testing.assert_close(by_agent, torch.tensor(ours.loss), rtol=1e-5, atol=1e-6)
