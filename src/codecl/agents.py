@@ -1,11 +1,11 @@
-"""The agents of this process on one task: where each coordinate lives, loss and gradient of all agents at once.
+"""The agents of this process on one task: loss and gradient of all of them at once.
 
 Shapes: A agents of this process, D coordinates of an agent, B images of a batch.
 """
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Literal, NamedTuple, cast
 
@@ -17,99 +17,14 @@ from torch.nn import functional
 from codecl import chart as charts
 from codecl import kernels
 from codecl.chart import Chart
-from codecl.layers import Layer, Survey
+from codecl.layout import Layout, Parameters, Slot, parameters_of
 from codecl.precision import Precision, multiplying
 
-Parameters = Mapping[str, Tensor]
 Running = Literal["stacked", "streams", "loop"]
 MOST_STREAMS = 16  # of agents that share a device: more only take turns
 BUILDERS = 4  # streams that build weights beside the main one
 BESIDE = 4 * 10**9  # multiplications of all agents that a GPU does beside other work in less than factoring's launches
 COORDS = "codecl_coordinates"  # the name under which a factored Linear finds its coordinates
-
-
-class Slot(NamedTuple):
-    """A stretch of an agent's coordinates: a layer in its chart, or one whole parameter."""
-
-    name: str
-    kind: Literal["layer", "head", "dense", "first"]
-    size: int
-    layer: Layer | None
-    chart: Chart  # of a whole parameter: its value as [1, 1, n]
-    shape: torch.Size
-
-
-class Layout(NamedTuple):
-    """What an agent's coordinates mean while one task trains."""
-
-    slots: tuple[Slot, ...]
-    constants: Parameters  # everything that does not train now
-
-    @property
-    def size(self) -> int:
-        """D: the numbers in a message."""
-        return sum(slot.size for slot in self.slots)
-
-    @property
-    def whole(self) -> int:
-        """The numbers in a message of full communication: all parameters that can change."""
-        return sum(slot.chart.anchor_GON.numel() for slot in self.slots)
-
-    @property
-    def free(self) -> dict[str, int]:
-        """Free directions of each layer (summed over groups)."""
-        return {slot.name: sum(slot.chart.dims) for slot in self.slots if slot.layer}
-
-    def start(self) -> Tensor:
-        """The coordinates of the anchor [D]: where every agent starts the task."""
-        return torch.cat([charts.start(slot.chart) for slot in self.slots])
-
-    def pieces(self, coords_D: Tensor) -> list[tuple[Slot, Tensor]]:
-        """Each slot with its stretch. One `split`, so that the gradient is put together in one piece too."""
-        return list(zip(self.slots, coords_D.split([slot.size for slot in self.slots], -1), strict=True))
-
-    def parameters(self, coords_D: Tensor) -> dict[str, Tensor]:
-        """All parameters of the module at these coordinates."""
-        out = dict(self.constants)
-        for slot, piece in self.pieces(coords_D):
-            out.update(_parameters(slot, piece))
-        return out
-
-
-def _parameters(slot: Slot, piece: Tensor) -> dict[str, Tensor]:
-    """Parameters at a stretch of coordinates [..., D]; agents in front stay in front."""
-    if slot.layer is None:
-        return {slot.name: piece.view(*piece.shape[:-1], *slot.shape)}
-    return slot.layer.split(charts.decode(piece, slot.chart))
-
-
-def layout(
-    survey: Survey, parameters: Parameters, free: Mapping[str, Sequence[Tensor]], head: Parameters, first: bool
-) -> Layout:
-    """Lay out a task: layers in their charts, then the live head and every parameter that trains whole.
-
-    `free`: a basis a group for each layer that has one; the others are free as a whole. `first`: the first task, in
-    which norms train too."""
-    slots = []
-    for layer in survey.layers:
-        weight = layer.join(parameters)
-        chart = charts.chart(weight, free[layer.name]) if layer.name in free else charts.whole(weight)
-        slots.append(Slot(layer.name, "layer", charts.size(chart), layer, chart, layer.shape))
-
-    def whole(kind: Literal["head", "dense", "first"], values: Parameters) -> list[Slot]:
-        return [
-            Slot(name, kind, value.numel(), None, charts.whole(value.reshape(1, 1, -1)), value.shape)
-            for name, value in values.items()
-        ]
-
-    slots += whole("head", head) + whole("dense", {name: parameters[name] for name in survey.dense})
-    slots += whole("first", {name: parameters[name] for name in survey.first}) if first else []
-    trained = {name for slot in slots for name in _names(slot)}
-    return Layout(tuple(slots), {name: value for name, value in parameters.items() if name not in trained})
-
-
-def _names(slot: Slot) -> tuple[str | None, ...]:
-    return (slot.layer.weight, slot.layer.bias) if slot.layer else (slot.name,)
 
 
 def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
@@ -142,7 +57,7 @@ class Agents:
         self.shared = dict(layout.constants)  # what all agents have in common while the task trains
         for slot, piece in layout.pieces(layout.start()):
             if slot.size == 0:
-                self.shared.update(_parameters(slot, piece))
+                self.shared.update(parameters_of(slot, piece))
         self.module = copy.deepcopy(module).train()  # the module as given keeps its layers as they are
         for slot in layout.slots:
             if slot.layer and slot.name in self.factored:
@@ -151,6 +66,7 @@ class Agents:
         start_D = layout.start()
         with_kernels = running == "stacked" and kernels.available(start_D.device, start_D.dtype)
         self._with_kernels = kernels.install(self.module, precision) if with_kernels else []
+        self._turned = {slot.name: _channels_last(slot) for slot in layout.slots if with_kernels and _turns(slot)}
         self._streams = [torch.cuda.Stream() for _ in range(min(agents, MOST_STREAMS))] if start_D.is_cuda else []
         self._builders = [torch.cuda.Stream() for _ in range(BUILDERS)] if start_D.is_cuda else []
         self._ready: dict[str, torch.cuda.Event] = {}
@@ -237,13 +153,22 @@ class Agents:
             elif slot.layer and slot.size and self._builders:
                 stream = self._builders[number % BUILDERS]
                 with torch.cuda.stream(stream):
-                    out.update(_parameters(slot, piece))
+                    out.update(self._built(slot, piece))
                 self._ready[slot.layer.owner] = stream.record_event()
                 if not slot.layer.owned:  # nobody knows when it is used
                     torch.cuda.current_stream().wait_event(self._ready[slot.layer.owner])
             elif slot.size:
-                out.update(_parameters(slot, piece))
+                out.update(self._built(slot, piece))
         return out
+
+    def _built(self, slot: Slot, piece_AD: Tensor) -> dict[str, Tensor]:
+        """The slot's parameters, laid out as the kernels read them."""
+        turned = self._turned.get(slot.name)
+        if slot.layer is None or turned is None:
+            return parameters_of(slot, piece_AD)
+        outputs, channels, *size = slot.shape
+        weight_AON = charts.decode(piece_AD, turned)
+        return {slot.layer.weight: weight_AON.view(-1, outputs, *size, channels).movedim(-1, 2)}
 
     def _wait_for(self, owner: str) -> Callable[..., None]:
         """A layer's hook: its weight is there before it runs."""
@@ -259,6 +184,29 @@ class Built(NamedTuple):
 
     coords_AD: Tensor  # what the gradient is taken by
     own: Parameters
+
+
+def _turns(slot: Slot) -> bool:
+    """A convolution in a part of its space: its weights are built anew in each step, in any order we like."""
+    return bool(
+        slot.layer
+        and slot.layer.owned
+        and slot.layer.bias is None
+        and slot.layer.groups == 1
+        and len(slot.shape) == 4
+        and slot.chart.free_GNF is not None
+    )
+
+
+def _channels_last(slot: Slot) -> Chart:
+    """The chart with inputs in the order (row, column, channel) instead of (channel, row, column)."""
+    _, channels, *size = slot.shape
+    order = torch.arange(slot.chart.anchor_GON.shape[-1], device=slot.chart.anchor_GON.device)
+    order = order.view(channels, *size).movedim(0, -1).flatten()
+    assert slot.chart.free_GNF is not None
+    return slot.chart._replace(
+        anchor_GON=slot.chart.anchor_GON[..., order], free_GNF=slot.chart.free_GNF[:, order].contiguous()
+    )
 
 
 def _factor(slot: Slot, batch: int, agents: int) -> bool:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from codecl import topology as topologies
-from codecl.agents import Parameters
 from codecl.config import RunConfig
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Simulated, digest
 from codecl.layers import survey
+from codecl.layout import Parameters
 from codecl.models import MODELS
 from codecl.precision import multiplying
 from codecl.registry import lookup, reason

@@ -13,12 +13,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from codecl.agents import Agents, Parameters, Running, accuracy, layout
+from codecl.agents import Agents, Running, accuracy
 from codecl.errors import RunFailed
 from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Stepped, TaskOpened
 from codecl.exchange import Exchange, digest
 from codecl.growth import GrowthConfig
 from codecl.layers import Survey
+from codecl.layout import Parameters, layout
 from codecl.methods import Method, TaskEnd
 from codecl.methods.base import Rate
 from codecl.precision import Precision

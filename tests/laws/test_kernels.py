@@ -11,8 +11,11 @@ from torch.nn import functional
 pytest.importorskip("triton", reason="needs Triton, which has no build for this system")
 
 from codecl import kernels
+from codecl.assemble import assemble, deal
 from codecl.kernels import conv, norm
 from codecl.precision import multiplying
+from codecl.train import train
+from tests.problems import config, furthest, tasks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXAMPLES = 25  # interpreted, or compiled for every shape: slow either way
@@ -44,6 +47,7 @@ SHAPES = st.fixed_dictionaries(
         "stride": st.tuples(st.integers(1, 3), st.integers(1, 3)),
         "padding": st.tuples(st.integers(0, 2), st.integers(0, 2)),
         "last": st.booleans(),
+        "weights_last": st.booleans(),
     }
 )
 
@@ -52,7 +56,7 @@ SHAPES = st.fixed_dictionaries(
 @given(SHAPES)
 @example(
     {"agents": 2, "images": 1, "channels": 1, "outs": 16, "maps": (5, 5), "size": (1, 4), "stride": (1, 1)}
-    | {"padding": (2, 2), "last": False}
+    | {"padding": (2, 2), "last": False, "weights_last": False}
 )
 def test_stacked_convolutions_equal_separate_ones(case):
     agents, images, channels = case["agents"], case["images"], case["channels"]
@@ -60,9 +64,12 @@ def test_stacked_convolutions_equal_separate_ones(case):
     if case["last"]:  # channels last in memory
         x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     weight = drawn(agents, case["outs"], channels, *case["size"], seed=1)
+    if case["weights_last"]:
+        weight = weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     ours, exact = (
         [x.to(kind).requires_grad_(), weight.to(kind).requires_grad_()] for kind in (torch.float, torch.double)
     )
+    assert ours[1].permute(0, 1, 3, 4, 2).is_contiguous() or not case["weights_last"]
     out = conv.Stacked.apply(*ours, conv.Shape(case["size"], case["stride"], case["padding"]), "ieee")
     expected = torch.stack(
         [functional.conv2d(*pair, stride=case["stride"], padding=case["padding"]) for pair in zip(*exact, strict=True)]
@@ -155,3 +162,34 @@ def test_a_kernel_without_stacked_agents_says_so():
     kernels.install(net, "highest")
     with pytest.raises(NotImplementedError, match="called for one agent"):
         net(drawn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("method", ["codec", "codec-full"])
+def test_training_with_kernels_follows_training_without(method, monkeypatch):
+    """Two tasks: whole weights, then weights that are built in the order that the kernels read."""
+
+    def net():
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 5, 3, stride=2),
+            nn.Conv2d(5, 6, (1, 2), bias=False),
+            nn.Flatten(),
+            nn.Linear(12, 3),
+        )
+
+    runs = []
+    for wanted in (True, False):
+        monkeypatch.setattr(kernels, "available", lambda *_, wanted=wanted: wanted)
+        settings = config(dtype="float32", method=method, train={"precision": "highest", "epochs": 1, "rate": 0.02})
+        setup, state = assemble(settings, net(), deal(settings, tasks(2), DEVICE), DEVICE)
+        steps = []
+        for event in train(setup, state):
+            if event.kind == "task":
+                layout = event.agents.layout
+            elif event.kind == "step":
+                steps.append([layout.parameters(row) for row in event.coords_AD.clone()])
+        runs.append(steps)
+    assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-4

@@ -103,10 +103,13 @@ def _weigh(
     C: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUTS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     SIZE_Y: tl.constexpr, SIZE_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-    PAD_Y: tl.constexpr, PAD_X: tl.constexpr, PRECISION: tl.constexpr,
+    PAD_Y: tl.constexpr, PAD_X: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, GRAIN: tl.constexpr,
 ):  # fmt: skip
-    """out[part, o, c, i, j] = Σ_m grad[m, o] source[m, i, r], over a part of the rows, for one agent and tap row."""
+    """out[part, o, c, i, j] = Σ_m grad[m, o] source[m, i, r], over a part of the rows, for one agent and tap row.
+
+    LAST: channels lie last in it too, out[part, o, i, j, c].
+    """
     RUN: tl.constexpr = SIZE_X * C
     BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
     part, agent = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -128,7 +131,7 @@ def _weigh(
         above = tl.load(grad + o[:, None] + m[None, :] * OUTS, mask=real, other=0.0)
         total = tl.dot(above, patch, total, input_precision=PRECISION)
     out += (part * tl.num_programs(2) + agent) * (OUTS * SIZE_Y * RUN)
-    place = (r % C * SIZE_Y + i) * SIZE_X + r // C
+    place = i * RUN + r if LAST else (r % C * SIZE_Y + i) * SIZE_X + r // C
     tl.store(out + o[:, None] * (SIZE_Y * RUN) + place[None, :], total, mask=(o < OUTS)[:, None] & (r < RUN)[None, :])
 
 
@@ -158,8 +161,8 @@ def correlate(
     return out
 
 
-def weigh(source_ABHWC: Tensor, grad_ABHWO: Tensor, shape: Shape, precision: str) -> Tensor:
-    """[A, O, C, i, j]: the gradient by each agent's weights."""
+def weigh(source_ABHWC: Tensor, grad_ABHWO: Tensor, shape: Shape, precision: str, last: bool) -> Tensor:
+    """[A, O, C, i, j]: the gradient by each agent's weights; with `last`, channels lie last in it."""
     agents, images, height, width, channels = source_ABHWC.shape
     maps, outs = grad_ABHWO.shape[2:4], grad_ABHWO.shape[4]
     run, rows, block_m = shape.size[1] * channels, images * maps[0] * maps[1], WEIGH["block_m"]
@@ -167,14 +170,16 @@ def weigh(source_ABHWC: Tensor, grad_ABHWO: Tensor, shape: Shape, precision: str
     tiles = shape.size[0] * triton.cdiv(run, block_r) * triton.cdiv(outs, block_o)
     parts = min(triton.cdiv(WEIGH["fill"], tiles * agents), triton.cdiv(rows, 4 * block_m))
     length = triton.cdiv(triton.cdiv(rows, parts), block_m) * block_m
-    out = source_ABHWC.new_empty(parts, agents, outs, channels, *shape.size, dtype=torch.float32)
+    order = (*shape.size, channels) if last else (channels, *shape.size)
+    out = source_ABHWC.new_empty(parts, agents, outs, *order, dtype=torch.float32)
     _weigh[(parts, tiles, agents)](
         source_ABHWC, grad_ABHWO, out, images, length,
-        channels, height, width, outs, *maps, *shape.size, *shape.stride, *shape.padding, precision,
+        channels, height, width, outs, *maps, *shape.size, *shape.stride, *shape.padding, precision, last,
         BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_O=block_o,
         GRAIN=gcd(channels, VECTOR // source_ABHWC.element_size()), num_stages=WEIGH["stages"],
     )  # fmt: skip
-    return out.sum(0) if parts > 1 else out[0]
+    total = out.sum(0) if parts > 1 else out[0]
+    return total.permute(0, 1, 4, 2, 3) if last else total
 
 
 class Stacked(torch.autograd.Function):
@@ -196,5 +201,6 @@ class Stacked(torch.autograd.Function):
             by_source = correlate(grad_ABHWO, turned_A, ctx.shape, maps, ctx.precision, True)
             by_images = by_source.permute(0, 1, 4, 2, 3)
         if ctx.needs_input_grad[1]:
-            by_weight = weigh(source_ABHWC, grad_ABHWO, ctx.shape, ctx.precision).to(weight_A.dtype)
+            last = weight_A.permute(0, 1, 3, 4, 2).is_contiguous()  # then whoever made the weight wants it so
+            by_weight = weigh(source_ABHWC, grad_ABHWO, ctx.shape, ctx.precision, last).to(weight_A.dtype)
         return by_images, by_weight, None, None

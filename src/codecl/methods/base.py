@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from codecl.agents import Agents, Layout
+from codecl.agents import Agents
 from codecl.exchange import Exchange
 from codecl.growth import GrowthConfig
 from codecl.layers import Layer
+from codecl.layout import Layout
 from codecl.stream import TaskData
 
 Rate = float | Tensor  # η: a number, or on the device where a step is captured and replayed

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from codecl.agents import Layout
 from codecl.growth import bases_of
 from codecl.layers import Layer
+from codecl.layout import Layout
 from codecl.methods.base import Memory, Method, Rate, TaskEnd
 from codecl.methods.subspace import grown
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from codecl import chart as charts
-from codecl.agents import Layout
 from codecl.growth import bases_of
 from codecl.layers import Layer
+from codecl.layout import Layout
 from codecl.methods.base import Memory, Method, Rate, TaskEnd
 from codecl.methods.subspace import grown
 

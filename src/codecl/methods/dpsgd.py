@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from codecl.agents import Layout
 from codecl.layers import Layer
+from codecl.layout import Layout
 from codecl.methods.base import Memory, Method, Rate, TaskEnd
 
 

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from codecl.agents import Layout
 from codecl.layers import Layer
+from codecl.layout import Layout
 from codecl.methods.base import Memory, Method, Rate, TaskEnd
 
 FISHER_EPOCH = -1  # the shuffle that Fisher information is measured on
