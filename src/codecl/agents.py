@@ -95,17 +95,28 @@ class Agents:
             if self.running != "stacked":
                 return self._gradient(self._one_by_one, built, images_AB, labels_AB)
             try:
-                return self._gradient(vmap(self._loss, randomness="different"), built, images_AB, labels_AB)
+                return self._stacked(built, images_AB, labels_AB)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.running = "loop"
-                for part in self._with_kernels:
-                    del part.forward
                 out = self._gradient(self._one_by_one, built, images_AB, labels_AB)  # the model's own error shows
                 reason = str(error).strip().splitlines()[0][:200]
                 warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
                 return out
+
+    def _stacked(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
+        """All agents as one computation; without kernels where the model's other layers cannot take what they give."""
+        losses = vmap(self._loss, randomness="different")
+        try:
+            return self._gradient(losses, built, images_AB, labels_AB)
+        except RuntimeError as error:
+            if not self._with_kernels or isinstance(error, torch.OutOfMemoryError):
+                raise
+            for part in self._with_kernels:
+                del part.forward
+            self._with_kernels, self._turned = [], {}
+            return self._gradient(losses, built, images_AB, labels_AB)
 
     def _gradient(
         self, losses: Callable[..., Tensor], built: "Built", images_AB: Tensor, labels_AB: Tensor

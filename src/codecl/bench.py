@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +29,10 @@ from codecl.record import environment
 from codecl.stream import Task
 from codecl.train import Setup, State, train
 
-PLAIN = "plain loop"  # of dpsgd
+PLAIN = "plain-loop"  # of dpsgd, as one would write it first
+WARM_UP = 2  # rounds that are not counted
 ENDLESS = 10**6
-STEPS = {"cuda": 28, "cpu": 4}  # of a round
+GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the plain loop there, which is slow
 Row = dict[str, Any]
 
 
@@ -42,14 +44,18 @@ class Problem(NamedTuple):
     batch: int
     options: Mapping[str, Any]
     augment: str
+    cpu_steps: int  # of a round on a CPU: long enough to be timed
+
+    def steps(self, device: torch.device) -> int:
+        return GPU_STEPS if device.type == "cuda" else self.cpu_steps
 
 
 PROBLEMS = {
-    "convnet": Problem("convnet", (1, 28, 28), 10, {}, "none"),
-    "mlp": Problem("mlp", (1, 28, 28), 10, {}, "none"),
-    "alexnet": Problem("alexnet", (3, 32, 32), 22, {}, "crop-flip"),
-    "resnet18": Problem("resnet18", (3, 32, 32), 32, {}, "none"),
-    "resnet18-84": Problem("resnet18", (3, 84, 84), 10, {"stride": 2}, "none"),
+    "convnet": Problem("convnet", (1, 28, 28), 10, {}, "none", 32),
+    "mlp": Problem("mlp", (1, 28, 28), 10, {}, "none", 32),
+    "alexnet": Problem("alexnet", (3, 32, 32), 22, {}, "crop-flip", 4),
+    "resnet18": Problem("resnet18", (3, 32, 32), 32, {}, "none", 2),
+    "resnet18-84": Problem("resnet18", (3, 84, 84), 10, {"stride": 2}, "none", 2),
 }
 DEFAULTS = {
     "cuda": (("alexnet", "resnet18", "resnet18-84"), (8, 16)),
@@ -77,7 +83,6 @@ def measure(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": environment(device),
         "rounds": rounds,
-        "steps_a_round": STEPS[device.type],
         "rows": rows,
     }
 
@@ -91,9 +96,9 @@ def _together(
     with ExitStack() as stack:
         stack.enter_context(computing(device))
         stack.enter_context(seeded(0, "bench", device))
-        for method in (*dict.fromkeys(methods), PLAIN):
+        for method in dict.fromkeys(methods):
             config = _config(problem, agents, "dpsgd" if method == PLAIN else method, precision)
-            dealt = deal(config, _tasks(problem, agents * STEPS[device.type]), device)
+            dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
             setup, start = assemble(config, build_model(config, dealt), dealt, device)
             state, before = _second_task(setup, start), _allocated(device)
             if method == PLAIN:
@@ -101,11 +106,12 @@ def _together(
             else:
                 way = running.choose(setup, start).running
                 case = _ours(setup._replace(running=way), state)
-            next(case)  # builds, warms up
+            next(case)  # builds
             cases[method] = case
             row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": way}
-            rows.append({**row, "precision": precision, "peak_mib": _peak(device, before)})
-        ms = [{method: 1000 * next(case) for method, case in cases.items()} for _ in range(rounds)]
+            n = rounds * (PLAIN_STEPS if method == PLAIN and device.type == "cuda" else problem.steps(device))
+            rows.append({**row, "precision": precision, "n": n, "peak_mib": _peak(device, before)})
+        ms = [{method: 1000 * next(case) for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
     for row in rows:
         times = [turn[str(row["method"])] for turn in ms]
         row["ms"] = _summary(times)
@@ -164,12 +170,13 @@ def _plain(setup: Setup, state: State) -> Iterator[float]:
     """Decentralized SGD as one would write it first."""
     data, batch, rate = setup.tasks[1], setup.train.batch, setup.train.rate
     device = data.train[1].device
+    count = PLAIN_STEPS if device.type == "cuda" else None
     mixing_AA = torch.from_numpy(setup.topology.mixing).to(device, data.dtype)
     modules = [copy.deepcopy(setup.module).train() for _ in setup.exchange.agents]
     trained = [[value for name, value in part.named_parameters() if name not in setup.survey.first] for part in modules]
     for epoch in range(ENDLESS):
         began, losses = time.perf_counter(), []
-        for images_AB, labels_AB in data.epoch(epoch, setup.exchange.agents, batch):
+        for images_AB, labels_AB in islice(data.epoch(epoch, setup.exchange.agents, batch), count):
             with multiplying(setup.train.precision, device):
                 losses.append([_backward(*one) for one in zip(modules, images_AB, labels_AB, strict=True)])
             with torch.no_grad():
@@ -179,7 +186,7 @@ def _plain(setup: Setup, state: State) -> Iterator[float]:
                         value.copy_(new - rate * value.grad)
                         value.grad = None
         torch.stack([torch.stack(row) for row in losses]).cpu()
-        yield (time.perf_counter() - began) / data.steps(batch)
+        yield (time.perf_counter() - began) / len(losses)
 
 
 def _backward(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -145,7 +145,9 @@ def bench(
         str | None, typer.Option(help="convnet, mlp, alexnet, resnet18, resnet18-84; a comma list.")
     ] = None,
     agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
-    method: Annotated[str, typer.Option(help="Methods, a comma list.")] = "codec,codec-full,dpsgd",
+    method: Annotated[str, typer.Option(help="Methods, a comma list; plain-loop: dpsgd written plainly.")] = (
+        "codec,codec-full,dpsgd,plain-loop"
+    ),
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",

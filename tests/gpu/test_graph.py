@@ -93,7 +93,9 @@ def test_kernels_are_as_exact_as_pytorchs_own_layers(model, precision):
         batch = setup.tasks[0].batch(setup.tasks[0].picks(0, range(4), 16)[0].to(GPU))
         found[dtype, how] = agents.gradient(agents.layout.start().repeat(4, 1), *batch)[1]
     exact = found["float64", "loop"]
-    own, ours = (float((found["float32", how] - exact).norm() / exact.norm()) for how in ("loop", "stacked"))
+    own, ours = (  # the median agent: a ReLU at its kink may turn over in one of them
+        float(((found["float32", how] - exact).norm(dim=1) / exact.norm(dim=1)).median()) for how in ("loop", "stacked")
+    )
     least = {"highest": 1e-5, "tf32": 0.1, "bf16": 0.2}[precision]  # cuDNN need not round where it may
     assert ours < max(2 * own, least)
 
@@ -143,3 +145,13 @@ def test_many_agents_share_streams():
     module = convolutional()
     ours, loop = (run(module, tasks(1, images=160), settings, running=how) for how in ("streams", "loop"))
     assert furthest(ours, loop) < 1e-9
+
+
+def test_a_model_whose_norms_are_its_own_is_stacked_without_kernels():
+    """Some of PyTorch's layers cannot take, under vmap, how the kernels lay out their maps."""
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(3600, 4)
+    )
+    settings = config(dtype="float32", train={"batch": 8, "epochs": 1, "precision": "highest", "rate": 0.01})
+    ours, loop = (run(module, images(1), settings, running=how) for how in ("stacked", "loop"))
+    assert furthest(ours, loop) < 1e-4

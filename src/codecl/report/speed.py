@@ -22,7 +22,7 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
         "peak MiB",
         "/ dpsgd",
         "/ codec-full",
-        "/ plain loop",
+        "/ plain-loop",
     ]
     table = blank(_title(found))
     for title in [*columns, *(["/ before"] if before else [])]:
@@ -31,7 +31,7 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
     for row in found["rows"]:
         cells = [row["model"], str(row["agents"]), row["method"], row["running"], _spread(row["ms"])]
         cells.append("–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}")
-        cells += [_spread(row["ratio"].get(other)) for other in ("dpsgd", "codec-full", "plain loop")]
+        cells += [_spread(row["ratio"].get(other)) for other in ("dpsgd", "codec-full", "plain-loop")]
         if before:
             old = earlier.get(tuple(row[key] for key in SAME))
             cells.append(f"{row['ms']['median'] / old['ms']['median']:.2f}" if old else "–")
@@ -40,9 +40,9 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
 
 
 def _title(found: Mapping[str, Any]) -> str:
-    where, n = found["environment"], found["rounds"] * found["steps_a_round"]
+    where = found["environment"]
     at = f"{where['device_name']}, torch {where['torch']}"
-    return f"a step on {at}: median (least-most) of {found['rounds']} rounds, {n} steps"
+    return f"a step on {at}: median (least-most) of {found['rounds']} rounds"
 
 
 def _spread(values: Mapping[str, float] | None) -> str:
