@@ -67,17 +67,19 @@ def measure(
     models: Sequence[str],
     agents: Sequence[int],
     methods: Sequence[str],
-    precision: str,
+    train: Mapping[str, Any],
     rounds: int,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Rows of the table, and what they were measured on. Cases of a model and a number of agents take turns."""
+    """Rows of the table, and what they were measured on. Cases of a model and a number of agents take turns.
+
+    `train`: fields of the training config, such as precision and running."""
     rows: list[Row] = []
     for name in models:
         if name not in PROBLEMS:
             raise ConfigError(f"bench: {name!r} is not a model that it knows; there are {', '.join(PROBLEMS)}")
         for count in agents:
-            rows += _together(name, count, methods, precision, rounds, device)
+            rows += _together(name, count, methods, train, rounds, device)
     return {
         "schema": 1,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -88,7 +90,7 @@ def measure(
 
 
 def _together(
-    name: str, agents: int, methods: Sequence[str], precision: str, rounds: int, device: torch.device
+    name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, device: torch.device
 ) -> list[Row]:
     problem = PROBLEMS[name]
     cases: dict[str, Iterator[float]] = {}
@@ -97,20 +99,20 @@ def _together(
         stack.enter_context(computing(device))
         stack.enter_context(seeded(0, "bench", device))
         for method in dict.fromkeys(methods):
-            config = _config(problem, agents, "dpsgd" if method == PLAIN else method, precision)
+            config = _config(problem, agents, "dpsgd" if method == PLAIN else method, fields)
             dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
             setup, start = assemble(config, build_model(config, dealt), dealt, device)
             state, before = _second_task(setup, start), _allocated(device)
             if method == PLAIN:
                 way, case = "loop", _plain(setup, state)
             else:
-                way = running.choose(setup, start).running
+                way = running.choose(setup, start).running if config.train.running == "auto" else setup.running
                 case = _ours(setup._replace(running=way), state)
             next(case)  # builds
             cases[method] = case
             row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": way}
             n = rounds * (PLAIN_STEPS if method == PLAIN and device.type == "cuda" else problem.steps(device))
-            rows.append({**row, "precision": precision, "n": n, "peak_mib": _peak(device, before)})
+            rows.append({**row, "precision": config.train.precision, "n": n, "peak_mib": _peak(device, before)})
         ms = [{method: 1000 * next(case) for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
     for row in rows:
         times = [turn[str(row["method"])] for turn in ms]
@@ -127,7 +129,7 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
 
 
-def _config(problem: Problem, agents: int, method: str, precision: str) -> RunConfig:
+def _config(problem: Problem, agents: int, method: str, fields: Mapping[str, Any]) -> RunConfig:
     return validate(
         {
             "preset": "bench",
@@ -135,7 +137,7 @@ def _config(problem: Problem, agents: int, method: str, precision: str) -> RunCo
             "model": {"name": problem.model, **problem.options},
             "data": {"stream": "own", "augment": problem.augment},
             "method": {"name": method},
-            "train": {"batch": problem.batch, "epochs": ENDLESS, "rate": 0.001, "precision": precision},
+            "train": {"batch": problem.batch, "epochs": ENDLESS, "rate": 0.001, **fields},
         }
     )
 

@@ -149,6 +149,7 @@ def bench(
         "codec,codec-full,dpsgd,plain-loop"
     ),
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
+    running: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     compare: Annotated[Path | None, typer.Option(help="An earlier result, to set beside this one.")] = None,
@@ -165,7 +166,8 @@ def bench(
     usual_models, usual_agents = benches.DEFAULTS[place.type]
     counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents
     named = grid.words(models) or usual_models
-    found = benches.measure(named, counts, grid.words(method), precision, rounds, place)
+    fields = {"precision": precision, "running": running}
+    found = benches.measure(named, counts, grid.words(method), fields, rounds, place)
     if as_json:
         print(json.dumps(found, indent=1))
     else:

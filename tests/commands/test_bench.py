@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(cli, tmp_path, arguments, said):
 
 def test_a_case_is_the_second_task_with_half_of_the_space_free():
     problem = bench.PROBLEMS["mlp"]
-    config = bench._config(problem, 2, "codec", "tf32")
+    config = bench._config(problem, 2, "codec", {})
     dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
     setup, start = bench.assemble(config, bench.build_model(config, dealt), dealt, CPU)
     opened = next(iter(bench.train(setup, bench._second_task(setup, start))))
@@ -88,7 +88,7 @@ def test_a_case_is_the_second_task_with_half_of_the_space_free():
 def test_the_plain_loop_is_decentralized_sgd():
     """It learns what the loop's dpsgd learns: same steps, same losses."""
     problem = bench.PROBLEMS["convnet"]
-    config = bench._config(problem, 2, "dpsgd", "highest")
+    config = bench._config(problem, 2, "dpsgd", {})
     dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
     setup, start = bench.assemble(config, bench.build_model(config, dealt), dealt, CPU)
     state = bench._second_task(setup, start)
