@@ -102,12 +102,14 @@ def _together(
             config = _config(problem, agents, "dpsgd" if method == PLAIN else method, fields)
             dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
             setup, start = assemble(config, build_model(config, dealt), dealt, device)
-            state, before = _second_task(setup, start), _allocated(device)
+            way = setup.running
             if method == PLAIN:
-                way, case = "loop", _plain(setup, state)
-            else:
-                way = running.choose(setup, start).running if config.train.running == "auto" else setup.running
-                case = _ours(setup._replace(running=way), state)
+                way = "loop"
+            elif config.train.running == "auto":
+                way = running.choose(setup, start).running
+            setup, state = setup._replace(running=way), _second_task(setup, start)
+            before = _allocated(device)
+            case = _plain(setup, state) if method == PLAIN else _ours(setup, state)
             next(case)  # builds
             cases[method] = case
             row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": way}

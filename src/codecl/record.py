@@ -201,17 +201,18 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the checkout that the package runs from, if it does."""
+    """Of the checkout that the package runs from, if it does; `+changes` where files differ from it."""
     here = Path(__file__).resolve().parent
     if not (here.parents[1] / ".git").exists():
         return None
     try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        head, changes = (
+            subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
