@@ -66,8 +66,10 @@ class Agents:
         start_D = layout.start()
         with_kernels = running == "stacked" and kernels.available(start_D.device, start_D.dtype)
         self._with_kernels = kernels.install(self.module, precision) if with_kernels else []
-        self._turned = {slot.name: _channels_last(slot) for slot in layout.slots if with_kernels and _turns(slot)}
-        self._streams = [torch.cuda.Stream() for _ in range(min(agents, MOST_STREAMS))] if start_D.is_cuda else []
+        self._turned = {slot.name: _channels_last(slot) for slot in layout.slots if self._turns(slot)}
+        self._half = precision == "bf16" and start_D.dtype == torch.float32
+        streams = min(agents, MOST_STREAMS) if running == "streams" and start_D.is_cuda else 0
+        self._streams = [torch.cuda.Stream() for _ in range(streams)]
         self._builders = [torch.cuda.Stream() for _ in range(BUILDERS)] if start_D.is_cuda else []
         self._ready: dict[str, torch.cuda.Event] = {}
         for slot in layout.slots if self._builders else ():
@@ -110,7 +112,7 @@ class Agents:
         losses = vmap(self._loss, randomness="different")
         try:
             return self._gradient(losses, built, images_AB, labels_AB)
-        except RuntimeError as error:
+        except Exception as error:  # a kernel that this GPU cannot take is none of PyTorch's errors
             if not self._with_kernels or isinstance(error, torch.OutOfMemoryError):
                 raise
             for part in self._with_kernels:
@@ -135,7 +137,7 @@ class Agents:
         each = [dict(zip(own, row, strict=True)) for row in rows]
         if not images_AB.is_cuda and images_AB.ndim == 5:  # a CPU's convolutions are faster with channels last
             images_AB = images_AB.flatten(0, 1).contiguous(memory_format=torch.channels_last).view_as(images_AB)
-        if self.running != "streams" or not images_AB.is_cuda:
+        if not self._streams:
             return torch.stack([self._loss(*one) for one in zip(each, images_AB, labels_AB, strict=True)])
         main, losses = torch.cuda.current_stream(), []
         for stream in self._streams:
@@ -149,11 +151,10 @@ class Agents:
 
     def _loss(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
         """Of one agent with these parameters of its own."""
-        half = self.precision == "bf16" and images_B.dtype == torch.float32
         kind = images_B.device.type
-        with torch.autocast(kind, torch.bfloat16, cache_enabled=False) if half else nullcontext():
+        with torch.autocast(kind, torch.bfloat16, cache_enabled=False) if self._half else nullcontext():
             out = functional_call(self.module, {**self.shared, **own}, (images_B,))
-        return functional.cross_entropy(out.to(images_B.dtype) if half else out, labels_B)
+        return functional.cross_entropy(out.float() if self._half else out, labels_B)
 
     def _own(self, coords_AD: Tensor) -> dict[str, Tensor]:
         """What differs between agents, for all of them at once: built weights, coordinates of factored layers."""
@@ -181,6 +182,12 @@ class Agents:
         weight_AON = charts.decode(piece_AD, turned)
         return {slot.layer.weight: weight_AON.view(-1, outputs, *size, channels).movedim(-1, 2)}
 
+    def _turns(self, slot: Slot) -> bool:
+        """A convolution of the kernels' in a part of its space: it is built in each step, in any order we like."""
+        if slot.layer is None or slot.chart.free_GNF is None or slot.layer.bias or len(slot.shape) != 4:
+            return False
+        return slot.layer.owned and self.module.get_submodule(slot.layer.owner) in self._with_kernels
+
     def _wait_for(self, owner: str) -> Callable[..., None]:
         """A layer's hook: its weight is there before it runs."""
 
@@ -195,18 +202,6 @@ class Built(NamedTuple):
 
     coords_AD: Tensor  # what the gradient is taken by
     own: Parameters
-
-
-def _turns(slot: Slot) -> bool:
-    """A convolution in a part of its space: its weights are built anew in each step, in any order we like."""
-    return bool(
-        slot.layer
-        and slot.layer.owned
-        and slot.layer.bias is None
-        and slot.layer.groups == 1
-        and len(slot.shape) == 4
-        and slot.chart.free_GNF is not None
-    )
 
 
 def _channels_last(slot: Slot) -> Chart:

@@ -88,8 +88,8 @@ class Replay:
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Mapping[Kind, Sent]]:
         """The step as a graph. The generator of dropout is put back: a captured step draws what a plain one would."""
-        state = torch.cuda.get_rng_state(self._coords_AD.device)
-        start, beside = self._coords_AD.clone(), torch.cuda.Stream(self._coords_AD.device)
+        device, start = self._coords_AD.device, self._coords_AD.clone()
+        state, beside = torch.cuda.get_rng_state(device), torch.cuda.Stream(device)
         beside.wait_stream(torch.cuda.current_stream())
         with self._traffic.aside(), torch.cuda.stream(beside):
             for _ in range(WARM_UP):
@@ -100,18 +100,20 @@ class Replay:
         with _no_garbage(), self._traffic.aside() as sent, torch.cuda.graph(graph, stream=beside):
             self._once()
         self._coords_AD.copy_(start)
-        torch.cuda.set_rng_state(state, self._coords_AD.device)
+        torch.cuda.set_rng_state(state, device)
         return graph, sent
 
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
     """What is freed while a graph is captured, an older one say, would spoil it."""
+    collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
 
 
 def epochs(step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic, graph: bool) -> Epochs:

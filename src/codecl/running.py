@@ -19,6 +19,7 @@ from codecl.train import Setup, State, open_task, stepping
 
 CANDIDATES: dict[str, tuple[Running, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
 ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn
+MOST_KNOWN = 500  # choices that are remembered
 CLEARLY = 0.95  # the first candidate stays unless another takes less than this part of its time
 
 
@@ -40,7 +41,8 @@ def choose(setup: Setup, state: State) -> Choice:
     first = next(iter(found))
     choice = Choice(best if found[best] < CLEARLY * found[first] else first, found, True)
     if set(found) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
-        _write(file, {**_read(file), key: {"running": choice.running, "ms_per_step": found}})
+        known = dict(list(_read(file).items())[-MOST_KNOWN:])
+        _write(file, {**known, key: {"running": choice.running, "ms_per_step": found}})
     return choice
 
 
@@ -59,10 +61,8 @@ def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, 
     turns: dict[Running, Callable[[], float]] = {}
     for running in CANDIDATES[device.type]:
         agents = open_task(setup._replace(running=running), state, data)
-        step, coords_AD = (
-            stepping(setup, state, data, agents),
-            agents.layout.start().repeat(len(setup.exchange.agents), 1),
-        )
+        step = stepping(setup, state, data, agents)
+        coords_AD = agents.layout.start().repeat(len(setup.exchange.agents), 1)
         picks = data.picks(0, setup.exchange.agents, setup.train.batch)[:count]
         with setup.exchange.traffic.aside():
             step(coords_AD, picks[0].to(device), 0.0)

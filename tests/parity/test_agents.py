@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from codecl import agents as module_under_test
-from codecl.train import train
+from codecl import kernels
+from codecl.stream import Task
+from codecl.train import open_task, train
 from tests.problems import Tied, build, config, convolutional, furthest, perceptron, tasks, trajectory
 
 
@@ -107,3 +109,39 @@ def test_dropout_differs_between_agents():
     images, labels = torch.ones(4, 8, 2, 6, 6).double(), torch.zeros(4, 8).long()
     rows = group.layout.start().repeat(4, 1)
     assert len(set(group.gradient(rows, images, labels)[0].tolist())) == 4
+
+
+def test_bf16_takes_tokens_too():
+    """What is cast is decided by the weights, not by what goes in."""
+    module = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    tokens, labels = torch.randint(9, (32, 3)), torch.arange(32) % 3
+    stream = [Task((tokens, labels), (tokens, labels), 3)]
+    grads = []
+    for precision in ("highest", "bf16"):
+        settings = config(dtype="float32", dense=["0.weight"], train={"precision": precision})
+        setup, state = build(module, stream, settings)
+        agents = open_task(setup, state, setup.tasks[0])
+        batch = next(iter(setup.tasks[0].epoch(0, range(4), 4)))
+        grads.append(agents.gradient(agents.layout.start().repeat(4, 1), *batch)[1])
+    assert grads[1].dtype == torch.float32
+    assert 1e-6 < float((grads[0] - grads[1]).norm() / grads[0].norm()) < 0.05
+
+
+def test_a_kernel_that_fails_gives_way(monkeypatch):
+    """Whatever a kernel raises, on a GPU too small for it say, the agents go on stacked, with PyTorch's layers."""
+
+    def fail(images):
+        raise LookupError("out of shared memory")
+
+    def broken(module, precision):
+        parts = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+        for part in parts:
+            part.forward = fail
+        return parts
+
+    module, settings = convolutional(), config()
+    expected = list(trajectory(module, tasks(2), settings))
+    monkeypatch.setattr(kernels, "available", lambda *_: True)
+    monkeypatch.setattr(kernels, "install", broken)
+    ours = list(trajectory(module, tasks(2), settings))
+    assert max(furthest(a, b) for a, b in zip(ours, expected, strict=True)) < 1e-11
