@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from codecl import api, running
+from codecl import api, assemble, running
 from codecl.train import train
 from tests.parity.test_agents import Branching
 from tests.problems import build, config, convolutional, perceptron, tasks
@@ -104,3 +104,31 @@ def test_streams_on_a_cpu_are_a_loop():
         steps = [event.coords_AD for event in train(setup._replace(running=how), state) if event.kind == "step"]
         last.append(steps[-1])
     assert torch.equal(*last)
+
+
+def test_what_does_not_fit_into_memory_is_no_candidate(monkeypatch, own):
+    original = running.stepping
+
+    def too_large(setup, state, data, agents):
+        if agents.running == "loop":
+            return lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
+        return original(setup, state, data, agents)
+
+    monkeypatch.setattr(running, "stepping", too_large)
+    choice = running.choose(*build(perceptron(), tasks(1), config()))
+    assert (choice.running, set(choice.ms_per_step)) == ("stacked", {"stacked"})
+    assert not own.exists()
+
+
+def test_no_more_threads_than_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(assemble.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for quota, threads in (("150000 100000\n", 2), ("max 100000\n", 8), ("50000 100000\n", 1)):
+        monkeypatch.setattr(assemble.Path, "read_text", lambda *_, quota=quota, **__: quota)
+        assert assemble._processors() == threads
+    torch.set_num_threads(3)
+    try:
+        with assemble.computing(torch.device("cpu")):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)

@@ -25,8 +25,6 @@ Step = Callable[[Tensor, Tensor, Rate], tuple[Tensor, Tensor]]  # coords, picks,
 class Epochs(Protocol):
     """How an epoch's steps are run."""
 
-    graph: bool
-
     def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
         """(coordinates [A, D], loss [A]) after each step. Both hold until the next step."""
         ...
@@ -34,8 +32,6 @@ class Epochs(Protocol):
 
 class Plain:
     """Each step as it is."""
-
-    graph = False
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -53,13 +49,12 @@ class Replay:
 
     def __init__(self, step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic) -> None:
         device = coords_AD.device
-        self.graph = device.type == "cuda"
         self._step, self._traffic = step, traffic
         self._coords_AD, self._picks_SABK = coords_AD.clone(), picks_SABK.to(device)
         self._losses_SA = coords_AD.new_zeros(len(picks_SABK), len(coords_AD))
         self._at, self._rate = torch.zeros(1, dtype=torch.long, device=device), coords_AD.new_zeros(())
         self._captured: tuple[torch.cuda.CUDAGraph, Mapping[Kind, Sent]] | None = (
-            self._capture() if self.graph else None
+            self._capture() if device.type == "cuda" else None
         )
 
     def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:

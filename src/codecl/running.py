@@ -37,6 +37,8 @@ def choose(setup: Setup, state: State) -> Choice:
     if key in known:
         return Choice(known[key]["running"], known[key]["ms_per_step"], False)
     found = _measure(setup, state, device)
+    if not found:  # nothing else is possible
+        return Choice("loop", {}, True)
     best = min(found, key=lambda name: found[name])
     first = next(iter(found))
     choice = Choice(best if found[best] < CLEARLY * found[first] else first, found, True)
@@ -64,7 +66,7 @@ def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, 
         step = stepping(setup, state, data, agents)
         coords_AD = agents.layout.start().repeat(len(setup.exchange.agents), 1)
         picks = data.picks(0, setup.exchange.agents, setup.train.batch)[:count]
-        with setup.exchange.traffic.aside():
+        with setup.exchange.traffic.aside(), suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
             step(coords_AD, picks[0].to(device), 0.0)
             if agents.running == running:  # a model that cannot be stacked falls back to a loop
                 run = epochs(step, coords_AD, picks, setup.exchange.traffic, graph=device.type == "cuda")
