@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from codecl.config import preset, resolve
 from codecl.data import files
 from codecl.errors import DataError
 from codecl.stream import STREAMS
@@ -46,6 +47,37 @@ def test_a_file_that_is_not_there_or_broken_is_said_in_one_line(folder):
         files.load("cifar100")
     save_file({"train_images": torch.zeros(1, 3, 2, 2, dtype=torch.uint8)}, folder / "cifar100.safetensors")
     with pytest.raises(DataError, match="lacks train_labels, test_images, test_labels"):
+        files.load("cifar100")
+
+
+def test_another_file_is_another_run(folder):
+    def resolved():
+        return resolve(preset("split-cifar100"), {})
+
+    assert "data" not in resolved().sources  # `codecl show` works without it
+    small(folder / "cifar100.safetensors")
+    first = resolved()
+    assert first.sources["data"] == resolved().sources["data"]
+    small(folder / "cifar100.safetensors", 800)
+    assert resolved().sources["data"] != first.sources["data"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train_labels": torch.zeros(400, 1, dtype=torch.long)},
+        {"train_labels": torch.zeros(3, dtype=torch.long)},
+        {"test_images": torch.zeros(400, 3, 32, 32)},
+        {"test_images": torch.zeros(0, 3, 32, 32, dtype=torch.uint8), "test_labels": torch.zeros(0).long()},
+    ],
+)
+def test_a_file_with_other_shapes_is_said_in_one_line(folder, changes):
+    path = folder / "cifar100.safetensors"
+    small(path)
+    save_file({**load_file(path), **changes}, path)
+    with pytest.raises(
+        DataError, match=r"_images of .* are torch\..* they should be uint8 \[n, channels, height, width\]"
+    ):
         files.load("cifar100")
 
 

@@ -1,12 +1,15 @@
 """How agents share a device: measured, remembered, recorded."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from codecl import api, assemble, running
+from codecl.precision import multiplying
 from codecl.train import train
 from tests.parity.test_agents import Branching
 from tests.problems import build, config, convolutional, perceptron, tasks
@@ -80,10 +83,49 @@ def test_a_cache_that_cannot_be_written_or_read_only_means_measuring_again(own):
     assert running.choose(*build(perceptron(), tasks(1), config())).measured
 
 
-def test_threads_and_precision_are_put_back(tmp_path):
-    before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    api.run(config(preset="a"), module=perceptron(), tasks=tasks(1), out=tmp_path, device="cpu")
-    assert (torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32) == before
+def test_threads_are_put_back(tmp_path):
+    torch.set_num_threads(2)
+    try:
+        api.run(config(preset="a"), module=perceptron(), tasks=tasks(1), out=tmp_path, device="cpu")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_products_round_inside_only():
+    """The switches can be set without a GPU."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    for precision, rounds in (("tf32", True), ("bf16", True), ("highest", False)):
+        with multiplying(precision, torch.device("cuda")):
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (rounds, rounds)
+            with multiplying("highest", torch.device("cuda")):
+                assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (rounds, rounds)
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == before
+
+
+def test_a_caller_who_uses_the_newer_names_keeps_them():
+    code = """
+import torch
+from codecl.precision import multiplying
+torch.backends.cuda.matmul.fp32_precision = "ieee"
+torch.backends.cudnn.conv.fp32_precision = "tf32"
+with multiplying("tf32", torch.device("cuda")):
+    print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)
+print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["tf32", "tf32", "ieee", "tf32"]
+
+
+@pytest.mark.parametrize("entry", [5, {"running": "foo"}, {"running": "streams"}, None])
+def test_an_entry_that_is_not_a_choice_is_measured_again(own, entry):
+    setup, state = build(perceptron(), tasks(1), config())
+    own.parent.mkdir()
+    own.write_text(json.dumps({running._key(setup, torch.device("cpu")): entry}))
+    assert running.choose(setup, state).measured
 
 
 def test_a_way_that_was_asked_for_is_not_measured(own, tmp_path):
@@ -101,8 +143,9 @@ def test_streams_on_a_cpu_are_a_loop():
     last = []
     for how in ("streams", "loop"):
         setup, state = build(module, tasks(1), config())
-        steps = [event.coords_AD for event in train(setup._replace(running=how), state) if event.kind == "step"]
-        last.append(steps[-1])
+        events = list(train(setup._replace(running=how), state))
+        last.append([event.coords_AD for event in events if event.kind == "step"][-1])
+        assert {event.running for event in events if event.kind == "epoch"} == {"loop"}
     assert torch.equal(*last)
 
 

@@ -7,6 +7,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -68,9 +69,11 @@ class Agents:
         self._with_kernels = kernels.install(self.module, precision) if with_kernels else []
         self._turned = {slot.name: _channels_last(slot) for slot in layout.slots if self._turns(slot)}
         self._half = precision == "bf16" and start_D.dtype == torch.float32
-        streams = min(agents, MOST_STREAMS) if running == "streams" and start_D.is_cuda else 0
-        self._streams = [torch.cuda.Stream() for _ in range(streams)]
-        self._builders = [torch.cuda.Stream() for _ in range(BUILDERS)] if start_D.is_cuda else []
+        self._settled = False  # whether this way of running has worked once
+        if running == "streams" and not start_D.is_cuda:
+            self.running = "loop"
+        self._streams = _streams("agents", min(agents, MOST_STREAMS)) if self.running == "streams" else ()
+        self._builders = _streams("builders", BUILDERS) if start_D.is_cuda else ()
         self._ready: dict[str, torch.cuda.Event] = {}
         for slot in layout.slots if self._builders else ():
             if slot.layer and slot.layer.owned and slot.size and slot.name not in self.factored:
@@ -99,7 +102,7 @@ class Agents:
             try:
                 return self._stacked(built, images_AB, labels_AB)
             except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
+                if self._settled or isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.running = "loop"
                 out = self._gradient(self._one_by_one, built, images_AB, labels_AB)  # the model's own error shows
@@ -113,7 +116,7 @@ class Agents:
         try:
             return self._gradient(losses, built, images_AB, labels_AB)
         except Exception as error:  # a kernel that this GPU cannot take is none of PyTorch's errors
-            if not self._with_kernels or isinstance(error, torch.OutOfMemoryError):
+            if self._settled or not self._with_kernels or isinstance(error, torch.OutOfMemoryError):
                 raise
             for part in self._with_kernels:
                 del part.forward
@@ -123,12 +126,12 @@ class Agents:
     def _gradient(
         self, losses: Callable[..., Tensor], built: "Built", images_AB: Tensor, labels_AB: Tensor
     ) -> tuple[Tensor, Tensor]:
-        loss_A = losses(built.own, images_AB, labels_AB)
-        if self.layout.size == 0:  # nothing is left free
-            return loss_A.detach(), torch.zeros_like(built.coords_AD)
-        (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)
+        loss_A, grad_AD = losses(built.own, images_AB, labels_AB), torch.zeros_like(built.coords_AD)
+        if self.layout.size:  # else nothing is left free
+            (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)
         for stream in self._builders:
             torch.cuda.current_stream().wait_stream(stream)
+        self._settled = True
         return loss_A.detach(), grad_AD
 
     def _one_by_one(self, own: Parameters, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
@@ -195,6 +198,12 @@ class Agents:
             torch.cuda.current_stream().wait_event(self._ready[owner])
 
         return wait
+
+
+@cache
+def _streams(purpose: str, count: int) -> tuple[torch.cuda.Stream, ...]:
+    """The same streams for every task: libraries keep a workspace for each."""
+    return tuple(torch.cuda.Stream() for _ in range(count))
 
 
 class Built(NamedTuple):

@@ -10,8 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import islice
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from codecl import running
+from codecl import topology as topologies
 from codecl.assemble import assemble, build_model, computing, deal, seeded
 from codecl.config import RunConfig, validate
 from codecl.errors import ConfigError, DataError
@@ -33,7 +33,16 @@ PLAIN = "plain-loop"  # of dpsgd, as one would write it first
 WARM_UP = 2  # rounds that are not counted
 ENDLESS = 10**6
 GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the plain loop there, which is slow
+SAME = ("model", "agents", "batch", "method", "precision")  # rows that can be compared agree in these
+NEEDED = {*SAME, "ms", "ratio", "running", "peak_mib"}
 Row = dict[str, Any]
+
+
+class Round(NamedTuple):
+    """What a step took in a round, and how agents shared the device."""
+
+    ms: float
+    running: str
 
 
 class Problem(NamedTuple):
@@ -74,12 +83,18 @@ def measure(
     """Rows of the table, and what they were measured on. Cases of a model and a number of agents take turns.
 
     `train`: fields of the training config, such as precision and running."""
-    rows: list[Row] = []
     for name in models:
         if name not in PROBLEMS:
             raise ConfigError(f"bench: {name!r} is not a model that it knows; there are {', '.join(PROBLEMS)}")
-        for count in agents:
-            rows += _together(name, count, methods, train, rounds, device)
+        for count in agents:  # what can be refused is refused before anything is measured
+            for method in methods:
+                config = _config(PROBLEMS[name], count, "dpsgd" if method == PLAIN else method, train)
+                topologies.build(config.topology, config.agents, config.seed)
+    if not methods:
+        raise ConfigError("bench: there is no method to measure; name some with --method")
+    rows = [
+        row for name in models for count in agents for row in _together(name, count, methods, train, rounds, device)
+    ]
     return {
         "schema": 1,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -93,7 +108,7 @@ def _together(
     name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, device: torch.device
 ) -> list[Row]:
     problem = PROBLEMS[name]
-    cases: dict[str, Iterator[float]] = {}
+    cases: dict[str, Iterator[Round]] = {}
     rows: list[Row] = []
     with ExitStack() as stack:
         stack.enter_context(computing(device))
@@ -110,12 +125,12 @@ def _together(
             setup, state = setup._replace(running=way), _second_task(setup, start)
             before = _allocated(device)
             case = _plain(setup, state) if method == PLAIN else _ours(setup, state)
-            next(case)  # builds
+            shared = next(case).running  # builds; a way that is not possible gives way
             cases[method] = case
-            row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": way}
+            row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": shared}
             n = rounds * (PLAIN_STEPS if method == PLAIN and device.type == "cuda" else problem.steps(device))
             rows.append({**row, "precision": config.train.precision, "n": n, "peak_mib": _peak(device, before)})
-        ms = [{method: 1000 * next(case) for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
+        ms = [{method: next(case).ms for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
     for row in rows:
         times = [turn[str(row["method"])] for turn in ms]
         row["ms"] = _summary(times)
@@ -163,25 +178,30 @@ def _second_task(setup: Setup, start: State) -> State:
     return State(start.parameters, (setup.heads[0],), memory)
 
 
-def _ours(setup: Setup, state: State) -> Iterator[float]:
-    """Seconds of a step, a round each time: an epoch of the loop as it is."""
+def _ours(setup: Setup, state: State) -> Iterator[Round]:
+    """A round each time: an epoch of the loop as it is."""
     for event in train(setup, state):
         if isinstance(event, Epoch):
-            yield event.seconds / setup.tasks[1].steps(setup.train.batch)
+            yield Round(1000 * event.seconds / setup.tasks[1].steps(setup.train.batch), event.running)
 
 
-def _plain(setup: Setup, state: State) -> Iterator[float]:
+def _plain(setup: Setup, state: State) -> Iterator[Round]:
     """Decentralized SGD as one would write it first."""
     data, batch, rate = setup.tasks[1], setup.train.batch, setup.train.rate
     device = data.train[1].device
     count = PLAIN_STEPS if device.type == "cuda" else None
     mixing_AA = torch.from_numpy(setup.topology.mixing).to(device, data.dtype)
     modules = [copy.deepcopy(setup.module).train() for _ in setup.exchange.agents]
-    trained = [[value for name, value in part.named_parameters() if name not in setup.survey.first] for part in modules]
+    for module in modules:
+        for name in setup.survey.first:  # they do not train after the first task
+            module.get_parameter(name).requires_grad_(False)
+    trained = [[value for value in module.parameters() if value.requires_grad] for module in modules]
+    half = torch.autocast(device.type, torch.bfloat16) if setup.train.precision == "bf16" else nullcontext()
     for epoch in range(ENDLESS):
+        picks = data.picks(epoch, setup.exchange.agents, batch)[:count].to(device)
         began, losses = time.perf_counter(), []
-        for images_AB, labels_AB in islice(data.epoch(epoch, setup.exchange.agents, batch), count):
-            with multiplying(setup.train.precision, device):
+        for images_AB, labels_AB in map(data.batch, picks):
+            with multiplying(setup.train.precision, device), half:
                 losses.append([_backward(*one) for one in zip(modules, images_AB, labels_AB, strict=True)])
             with torch.no_grad():
                 for same in zip(*trained, strict=True):
@@ -190,7 +210,7 @@ def _plain(setup: Setup, state: State) -> Iterator[float]:
                         value.copy_(new - rate * value.grad)
                         value.grad = None
         torch.stack([torch.stack(row) for row in losses]).cpu()
-        yield (time.perf_counter() - began) / len(losses)
+        yield Round(1000 * (time.perf_counter() - began) / len(losses), "loop")
 
 
 def _backward(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -214,12 +234,22 @@ def _peak(device: torch.device, before: int) -> float | None:
 
 
 def save(found: Mapping[str, Any], folder: Path) -> Path:
-    """<folder>/<date>-<device>.json"""
+    """<folder>/<date>T<time>-bench-<device>.json"""
     name = str(found["environment"]["device_name"]).lower().replace(" ", "-") or found["environment"]["device"]
-    path = folder / f"{found['date'][:10]}-bench-{name}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path = folder / f"{found['date'][:19].replace(':', '')}-bench-{name}.json"
+    try:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"bench: {path} cannot be written ({error.strerror})") from error
     return path
+
+
+def room(folder: Path) -> None:
+    """A folder for results, before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"bench: {folder} cannot be made ({error.strerror}); choose another --save") from error
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -227,6 +257,7 @@ def read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"bench: {path} cannot be read ({error})") from error
-    if not isinstance(found, dict) or found.get("schema") != 1 or "rows" not in found:
+    rows = found.get("rows") if isinstance(found, dict) and found.get("schema") == 1 else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and set(row) >= NEEDED for row in rows):
         raise DataError(f"bench: {path} holds no results of codecl bench")
-    return found
+    return dict(found)

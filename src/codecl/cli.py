@@ -162,6 +162,8 @@ def bench(
     from codecl.report.speed import speed
 
     before = benches.read(compare) if compare else None
+    if save:
+        benches.room(save)
     place = assemble.device_of(device)
     usual_models, usual_agents = benches.DEFAULTS[place.type]
     counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents

@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from codecl.data import files
 from codecl.errors import ConfigError
 from codecl.growth import GrowthConfig
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
-from codecl.stream import STREAMS, StreamConfig
+from codecl.stream import CUT_FROM, STREAMS, StreamConfig
 from codecl.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.train import TrainConfig
 
@@ -84,7 +85,7 @@ class RunConfig(BaseModel):
     method: MethodChoice = MethodChoice(name="codec")
     growth: GrowthConfig = GrowthConfig()
     train: TrainConfig = TrainConfig()
-    sources: dict[str, str] = Field({}, description="digests of the caller's own code, filled in")
+    sources: dict[str, str] = Field({}, description="digests of the caller's own code and of data set files, filled in")
 
     @field_validator("topology", "method", "model", mode="before")
     @classmethod
@@ -144,7 +145,7 @@ def validate(fields: Fields) -> RunConfig:
         "method": source_digest("method", METHODS, config.method.name),
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
-        "data": source_digest("data.stream", STREAMS, config.data.stream),
+        "data": source_digest("data.stream", STREAMS, config.data.stream) or _file_digest(config.data.stream),
     }
     return config.model_copy(
         update={
@@ -153,6 +154,11 @@ def validate(fields: Fields) -> RunConfig:
             "sources": {**config.sources, **{part: code for part, code in owned.items() if code}},
         }
     )
+
+
+def _file_digest(stream: str) -> str | None:
+    """Of the data set file that a stream is cut from: another file is another run."""
+    return files.digest(CUT_FROM[stream]) if stream in CUT_FROM else None
 
 
 def parse(fields: Fields) -> RunConfig:

@@ -7,7 +7,7 @@ pick an image and its variation.
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -115,10 +115,14 @@ def epochs(step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic, 
     """A graph where that is wanted and possible; what cannot be captured runs step by step, with one warning."""
     if not graph:
         return Plain(step)
+    state = torch.cuda.get_rng_state(coords_AD.device) if coords_AD.is_cuda else None
     try:
         return Replay(step, coords_AD, picks_SABK, traffic)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
+        with suppress(RuntimeError):  # a capture that broke may still hold the generator
+            if state is not None:
+                torch.cuda.set_rng_state(state, coords_AD.device)
         warnings.warn(f"steps are launched one by one: they cannot be captured ({reason(error)})", stacklevel=2)
         return Plain(step)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl import cache
+import codecl
+from codecl import cache, kernels
 from codecl.agents import Running
 from codecl.replay import Epochs, epochs
 from codecl.train import Setup, State, open_task, stepping
@@ -33,9 +34,9 @@ def choose(setup: Setup, state: State) -> Choice:
     """The fastest way, from the cache where it is known. It does not depend on the free dimensions of a task."""
     device = setup.tasks[0].train[1].device
     file, key = cache.folder() / "running.json", _key(setup, device)
-    known = _read(file)
-    if key in known:
-        return Choice(known[key]["running"], known[key]["ms_per_step"], False)
+    known = _read(file).get(key)
+    if isinstance(known, dict) and known.get("running") in CANDIDATES[device.type]:
+        return Choice(known["running"], known.get("ms_per_step", {}), False)
     found = _measure(setup, state, device)
     if not found:  # nothing else is possible
         return Choice("loop", {}, True)
@@ -43,8 +44,8 @@ def choose(setup: Setup, state: State) -> Choice:
     first = next(iter(found))
     choice = Choice(best if found[best] < CLEARLY * found[first] else first, found, True)
     if set(found) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
-        known = dict(list(_read(file).items())[-MOST_KNOWN:])
-        _write(file, {**known, key: {"running": choice.running, "ms_per_step": found}})
+        others = dict(list(_read(file).items())[-MOST_KNOWN:])
+        _write(file, {**others, key: {"running": choice.running, "ms_per_step": found}})
     return choice
 
 
@@ -54,6 +55,7 @@ def _key(setup: Setup, device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{torch.get_num_threads()}"
     parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, setup.topology.agents]
     parts += [setup.train.batch, setup.train.precision, str(data.dtype), name, torch.__version__]
+    parts += [codecl.__version__, kernels.available(device, data.dtype)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 

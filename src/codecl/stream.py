@@ -255,3 +255,4 @@ def split_cifar100() -> list[Task]:
 
 
 STREAMS: dict[str, Callable[[], list[Task]]] = {"quickstart": quickstart, "split-cifar100": split_cifar100}
+CUT_FROM = {"split-cifar100": "cifar100"}  # the data set file behind a stream

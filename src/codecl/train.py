@@ -43,7 +43,7 @@ class TrainConfig(BaseModel):
         "auto",
         description="how agents share a device: stacked, streams or loop; auto: what is fastest, measured once",
     )
-    precision: Precision = Field("tf32", description="of products on a GPU while training: highest, tf32 or bf16")
+    precision: Precision = Field("tf32", description="of products while training: highest, tf32 (on a GPU) or bf16")
     test_batch: int = Field(64, gt=0, description="images of a test batch (norms use its statistics)")
 
     @field_validator("milestones")
@@ -89,7 +89,7 @@ def train(setup: Setup, state: State) -> Iterator[Event]:
         agents = open_task(setup, state, data)
         step, coords_AD = stepping(setup, state, data, agents), agents.layout.start().repeat(len(exchange.agents), 1)
         yield _opened(setup, data, agents)
-        picks_SABK = data.picks(0, exchange.agents, config.batch)
+        picks_SABK, run_epoch = data.picks(0, exchange.agents, config.batch), None  # an old graph makes room
         run_epoch = epochs(
             step, coords_AD, picks_SABK, exchange.traffic, graph=exchange.on_device and coords_AD.is_cuda
         )

@@ -65,14 +65,20 @@ def test_a_result_is_saved_in_a_dated_file_and_can_be_compared_with(found, cli):
         (["--models", "mlp", "--agents", "two"], "--agents: 'two' is not a whole number"),
         (["--models", "mlp", "--precision", "half"], "train.precision: 'half' is not allowed"),
         (["--models", "mlp", "--method", "magic"], "method: 'magic' is unknown"),
+        (["--models", "mlp", "--method", ""], "there is no method to measure"),
+        (["--models", "mlp", "--agents", "2,100000"], "agents: 100000 is not allowed"),
+        (["--models", "mlp", "--save", "/proc/x"], "/proc/x cannot be made"),
         (["--compare", "nowhere.json"], "nowhere.json cannot be read"),
+        (["--compare", "odd.json"], "odd.json holds no results of codecl bench"),
     ],
 )
-def test_mistakes_are_one_line(cli, tmp_path, arguments, said):
+def test_mistakes_are_one_line_before_anything_is_measured(cli, tmp_path, arguments, said):
+    (tmp_path / "odd.json").write_text('{"schema": 1, "rows": [{}]}')
     done = cli("bench", *arguments, cwd=tmp_path)
     assert done.returncode in (2, 3)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_case_is_the_second_task_with_half_of_the_space_free():

@@ -66,6 +66,15 @@ def test_a_captured_step_equals_the_plain_one(method, running, monkeypatch):
     assert ours[2] == plain[2]
 
 
+def test_a_captured_step_with_kernels_equals_the_plain_one(monkeypatch):
+    """The way that a user gets: float32, kernels, weights built beside, dropout."""
+    module = alexnet((3, 32, 32), 4)
+    settings = config(dtype="float32", train={"batch": 8, "epochs": 1, "precision": "highest", "rate": 0.01})
+    ours = run(module, images(), settings)
+    plainly(monkeypatch)
+    assert furthest(ours, run(module, images(), settings)) < 1e-4
+
+
 @pytest.mark.parametrize("running", ["stacked", "streams", "loop"])
 @pytest.mark.parametrize("model", [perceptron, convolutional])
 @pytest.mark.parametrize("method", ["codec", "d-ewc"])

@@ -96,7 +96,7 @@ def test_stacked_norms_equal_separate_ones(agents, images, channels, maps, offse
     out = norm.Stacked.apply(*ours, 1e-5)
     each = zip(*exact, strict=True)
     expected = torch.stack([functional.batch_norm(a, None, None, w, b, True) for a, w, b in each])
-    assert apart(out, expected) < 1e-3 if offset else EXACT  # float32 itself loses the offset's digits
+    assert apart(out, expected) < (1e-3 if offset else EXACT)  # float32 itself loses the offset's digits
     found, right = backwards(out, ours, 3), backwards(expected, exact, 3)
     if images * max(1, torch.tensor(maps).prod()) > 4:  # of few values the gradient is nearly nothing
         assert all(apart(a, b) < (1e-3 if offset else 1e-4) for a, b in zip(found, right, strict=True))

@@ -145,3 +145,15 @@ def test_a_kernel_that_fails_gives_way(monkeypatch):
     monkeypatch.setattr(kernels, "install", broken)
     ours = list(trajectory(module, tasks(2), settings))
     assert max(furthest(a, b) for a, b in zip(ours, expected, strict=True)) < 1e-11
+
+
+def test_an_error_after_a_step_that_worked_is_not_taken_for_a_model_that_cannot_be_stacked():
+    """A capture that breaks, say: the way of running stays, and the error shows."""
+    setup, state = build(convolutional(), tasks(1), config())
+    agents = open_task(setup, state, setup.tasks[0])
+    batch, rows = next(iter(setup.tasks[0].epoch(0, range(4), 4))), agents.layout.start().repeat(4, 1)
+    agents.gradient(rows, *batch)
+    agents.module.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("capture broke")))
+    with pytest.raises(RuntimeError, match="capture broke"):
+        agents.gradient(rows, *batch)
+    assert agents.running == "stacked"

@@ -1,13 +1,16 @@
 """Data set files: `<name>.safetensors` in the data folder, with images and labels for training and test."""
 
+import hashlib
 import os
+from functools import cache
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from codecl import cache
+from codecl.cache import folder as cache_folder
 from codecl.errors import DataError
 
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -15,7 +18,23 @@ PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 def folder() -> Path:
     """`$CODECL_DATA`, or the user's cache folder."""
-    return Path(os.environ["CODECL_DATA"]) if os.environ.get("CODECL_DATA") else cache.folder()
+    return Path(os.environ["CODECL_DATA"]) if os.environ.get("CODECL_DATA") else cache_folder()
+
+
+def digest(name: str) -> str | None:
+    """Of the file's bytes; None where there is no such file."""
+    path = folder() / f"{name}.safetensors"
+    try:
+        facts = path.stat()
+        return _digest(path, facts.st_size, facts.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def load(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -32,4 +51,11 @@ def load(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     missing = [part for part in PARTS if part not in held]
     if missing:
         raise DataError(f"data set {name!r}: {path} lacks {', '.join(missing)}")
+    for split in ("train", "test"):
+        images, labels = held[f"{split}_images"], held[f"{split}_labels"]
+        if images.ndim != 4 or images.dtype != torch.uint8 or labels.shape != images.shape[:1] or not len(labels):
+            raise DataError(
+                f"data set {name!r}: {split}_images of {path} are {images.dtype} {list(images.shape)} with labels"
+                f" {list(labels.shape)}; they should be uint8 [n, channels, height, width] with n labels"
+            )
     return (held["train_images"], held["train_labels"]), (held["test_images"], held["test_labels"])

@@ -21,7 +21,7 @@ def convolution(layer: nn.Conv2d, precision: Precision) -> Forward:
 
     def forward(images: Tensor) -> Tensor:
         out: Tensor = _Convolution.apply(images, layer.weight, shape, exact)
-        return out if layer.bias is None else out + layer.bias[:, None, None]
+        return out if layer.bias is None else out + layer.bias[:, None, None].to(out.dtype)
 
     return forward
 

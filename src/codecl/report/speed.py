@@ -6,9 +6,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from codecl.bench import SAME
 from codecl.report.table import blank
-
-SAME = ("model", "agents", "batch", "method", "precision")
 
 
 def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Table:
