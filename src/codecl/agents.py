@@ -126,9 +126,11 @@ class Agents:
     def _gradient(
         self, losses: Callable[..., Tensor], built: "Built", images_AB: Tensor, labels_AB: Tensor
     ) -> tuple[Tensor, Tensor]:
-        loss_A, grad_AD = losses(built.own, images_AB, labels_AB), torch.zeros_like(built.coords_AD)
-        if self.layout.size:  # else nothing is left free
+        loss_A = losses(built.own, images_AB, labels_AB)
+        if self.layout.size:
             (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)
+        else:  # nothing is left free
+            grad_AD = torch.zeros_like(built.coords_AD)
         for stream in self._builders:
             torch.cuda.current_stream().wait_stream(stream)
         self._settled = True
