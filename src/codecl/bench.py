@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,29 +107,9 @@ def measure(
 def _together(
     name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, device: torch.device
 ) -> list[Row]:
-    problem = PROBLEMS[name]
-    cases: dict[str, Iterator[Round]] = {}
-    rows: list[Row] = []
-    with ExitStack() as stack:
-        stack.enter_context(computing(device))
-        stack.enter_context(seeded(0, "bench", device))
-        for method in dict.fromkeys(methods):
-            config = _config(problem, agents, "dpsgd" if method == PLAIN else method, fields)
-            dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
-            setup, start = assemble(config, build_model(config, dealt), dealt, device)
-            way = setup.running
-            if method == PLAIN:
-                way = "loop"
-            elif config.train.running == "auto":
-                way = running.choose(setup, start).running
-            setup, state = setup._replace(running=way), _second_task(setup, start)
-            before = _allocated(device)
-            case = _plain(setup, state) if method == PLAIN else _ours(setup, state)
-            shared = next(case).running  # builds; a way that is not possible gives way
-            cases[method] = case
-            row = {"model": name, "agents": agents, "batch": problem.batch, "method": method, "running": shared}
-            n = rounds * (PLAIN_STEPS if method == PLAIN and device.type == "cuda" else problem.steps(device))
-            rows.append({**row, "precision": config.train.precision, "n": n, "peak_mib": _peak(device, before)})
+    with computing(device), seeded(0, "bench", device):
+        built = [_case(name, agents, method, fields, device) for method in dict.fromkeys(methods)]
+        rows, cases = [row for row, _ in built], {str(row["method"]): case for row, case in built}
         ms = [{method: next(case).ms for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
     for row in rows:
         times = [turn[str(row["method"])] for turn in ms]
@@ -139,7 +119,34 @@ def _together(
             for other in ("dpsgd", "codec-full", PLAIN)
             if other in cases and other != row["method"]
         }
+        row["n"] *= rounds
     return rows
+
+
+def _case(
+    name: str, agents: int, method: str, fields: Mapping[str, Any], device: torch.device
+) -> tuple[Row, Iterator[Round]]:
+    """A case that has been built and run for a round: what it is, and its further rounds."""
+    problem, plain = PROBLEMS[name], method == PLAIN
+    config = _config(problem, agents, "dpsgd" if plain else method, fields)
+    dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
+    setup, start = assemble(config, build_model(config, dealt), dealt, device)
+    if config.train.running == "auto" and not plain:
+        setup = setup._replace(running=running.choose(setup, start).running)
+    state = _second_task(setup, start)
+    before = _allocated(device)
+    case = _plain(setup, state) if plain else _ours(setup, state)
+    row = {
+        "model": name,
+        "agents": agents,
+        "batch": problem.batch,
+        "method": method,
+        "running": next(case).running,  # a way that is not possible gives way
+        "precision": config.train.precision,
+        "n": PLAIN_STEPS if plain and device.type == "cuda" else problem.steps(device),
+        "peak_mib": _peak(device, before),
+    }
+    return row, case
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
