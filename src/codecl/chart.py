@@ -64,7 +64,7 @@ def decode(coords_D: Tensor, chart: Chart) -> Tensor:
     if chart.free_GNF is None:
         return coords_D.view(*coords_D.shape[:-1], *chart.anchor_GON.shape)
     coords_GOF = unflatten(coords_D, chart)
-    if len(chart.dims) == 1:  # without the group all agents share one matrix product
+    if len(chart.dims) == 1:  # without the group it is one plain product for all agents
         return (chart.anchor_GON[0] + coords_GOF.squeeze(-3) @ chart.free_GNF[0].mT).unsqueeze(-3)
     return chart.anchor_GON + coords_GOF @ chart.free_GNF.mT
 
