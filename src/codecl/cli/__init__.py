@@ -1,0 +1,49 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help is immediate."""
+
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from codecl.cli import run, results, lists, bench  # noqa: I001  (help shows them in this order)
+from codecl.cli.common import INTERRUPTED, app
+from codecl.errors import CodeclError
+
+__all__ = ["app", "bench", "lists", "main", "results", "run"]
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        from codecl import __version__
+
+        typer.echo(f"codecl {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one line and an exit code, never a traceback."""
+    warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
+    try:
+        code = app(standalone_mode=False)
+    except CodeclError as error:
+        print(f"codecl: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("codecl: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # a usage error of typer's
+        if said is None:
+            raise
+        print(f"codecl: {said()} (codecl --help shows what there is)", file=sys.stderr)
+        sys.exit(2)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into an exit code
+        print("codecl: interrupted", file=sys.stderr)
+    sys.exit(code or 0)

@@ -1,0 +1,42 @@
+"""What the commands share: the app, options, output."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="codecl",
+    help="Communication-efficient decentralized continual learning.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+INTERRUPTED = 130
+
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the config.")]
+Out = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Metrics as JSON on standard output, nothing else there.")]
+PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="See `codecl presets`.")]
+
+
+def console_for(to_stderr: bool) -> "Console":
+    from rich.console import Console
+
+    console = Console(stderr=to_stderr)
+    if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in
+        console.width = max(console.width, 160)
+    return console
+
+
+def listed(entries: dict[str, str]) -> None:
+    width = max(map(len, entries))
+    for name, about in entries.items():
+        typer.echo(f"{name:<{width}}  {about}")
+
+
+def first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]

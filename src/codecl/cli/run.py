@@ -1,0 +1,122 @@
+"""`codecl run`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from codecl.cli.common import INTERRUPTED, AsJson, Out, PresetName, Settings, app, console_for
+from codecl.errors import RunFailed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from codecl.api import Result
+    from codecl.config import RunConfig
+
+
+@app.command()
+def run(
+    preset: PresetName = "quickstart",
+    method: Annotated[str | None, typer.Option(help="Methods, a comma list. Default: those of the preset.")] = None,
+    agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
+    topology: Annotated[str | None, typer.Option(help="Topologies or edge-list files, a comma list.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, a comma list of values.")] = None,
+    settings: Settings = None,
+    out: Out = Path("runs"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Repeat runs that are complete already.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
+    from codecl import assemble, grid, record
+    from codecl import topology as topologies
+
+    configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
+    assemble.device_of(device)
+    if len(configs) > 1:  # what can be refused is refused before anything runs
+        for config in configs:
+            topologies.build(config.topology, config.agents, config.seed)
+            record.recorded(record.folder_of(config, out), config)
+        for config in {config.digest(): config for config in configs}.values():
+            assemble.check(config)
+    console, notes = console_for(as_json), console_for(True)
+    done: list[Result] = []
+    failed: RunFailed | None = None
+    for number, config in enumerate(configs, 1):
+        if not quiet:
+            _announce(notes if as_json else console, config, number, len(configs))
+        try:
+            done.append(_one(config, out, device, again, quiet, notes if as_json else console))
+        except RunFailed as error:  # the rest of the grid can still succeed
+            print(f"codecl: {error}; what was recorded is in {_folder(config, out)}", file=sys.stderr)
+            failed = error
+    if as_json:
+        print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in done], indent=1))
+    else:
+        _show(console, done)
+    if failed:
+        raise typer.Exit(failed.exit_code)
+    if any(result.metrics["status"] == "degraded" for result in done):
+        raise typer.Exit(4)
+
+
+def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, console: "Console") -> "Result":
+    from codecl import api
+    from codecl.assemble import tasks_of
+    from codecl.display import watching
+
+    tasks = tasks_of(config)
+    try:
+        with watching(console, config, len(tasks), quiet) as watch:
+            result = api.run(config, out=out, device=device, again=again, on_event=watch, tasks=tasks)
+    except KeyboardInterrupt:
+        folder = _folder(config, out)
+        kept = (
+            f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
+        )
+        print(f"codecl: interrupted; {kept}; the same command starts this run again", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if not result.trained and not quiet:
+        console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
+    return result
+
+
+def _folder(config: "RunConfig", out: Path) -> Path:
+    from codecl.record import folder_of
+
+    return folder_of(config, out)
+
+
+def _announce(console: "Console", config: "RunConfig", number: int, count: int) -> None:
+    many = f"[{number}/{count}] " if count > 1 else ""
+    text = (
+        f"{many}{config.preset}: {config.method.name}, {config.agents} agents on {config.topology.name},"
+        f" seed {config.seed}"
+    )
+    console.print(text, markup=False, highlight=False)
+
+
+def _show(console: "Console", done: list["Result"]) -> None:
+    """Tables of what was run just now."""
+    from codecl import record
+    from codecl.report.table import forgetting, in_words, results
+
+    if not done:
+        return
+    seeds = {result.metrics["seed"] for result in done}
+    alike = {(result.metrics["agents"], result.metrics["topology"]) for result in done}
+    if len(seeds) == 1 and len(alike) == 1 and len(done) <= 4:
+        names = record.task_names(done[0].folder)
+        console.print()
+        console.print(forgetting([(result.metrics["method"], result.metrics) for result in done], names))
+    console.print()
+    console.print(results([(result.folder, result.metrics) for result in done]))
+    words = in_words([result.metrics for result in done])
+    if words:
+        console.print(words, highlight=False)
+    folders = ", ".join(str(result.folder) for result in done[:2]) + (", …" if len(done) > 2 else "")
+    console.print(f"recorded in {folders}", style="dim", highlight=False, soft_wrap=True)
