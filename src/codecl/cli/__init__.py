@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from codecl.cli import run, results, lists, bench  # noqa: I001  (help shows them in this order)
+from codecl.cli import run, results, lists, bench  # isort: skip  (help shows them in this order)
 from codecl.cli.common import INTERRUPTED, app
 from codecl.errors import CodeclError
 
