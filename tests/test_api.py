@@ -42,7 +42,13 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path):
     names = {path.name for path in result.folder.iterdir()}
     assert names == {"config.yaml", "environment.json", "events.jsonl", "metrics.json", "model"}
     models = {path.name for path in (result.folder / "model").iterdir()}
-    assert models == {"body.safetensors", "task-1.safetensors", "task-2.safetensors", "task-3.safetensors"}
+    assert models == {
+        "tasks.json",
+        "body.safetensors",
+        "task-1.safetensors",
+        "task-2.safetensors",
+        "task-3.safetensors",
+    }
     kinds = [__import__("json").loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
     task = ["task", "epoch", "epoch", "epoch", "agree", "grow", "flood", "eval"]
     assert [fact["kind"] for fact in kinds] == ["run", *task, *task, *task, "end"]

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from codecl.config import preset, resolve
 from codecl.data import files
 from codecl.errors import DataError
-from codecl.stream import STREAMS
+from codecl.streams import STREAMS
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from codecl.errors import ConfigError, DataError
 from codecl.seeding import choose, derive, spawn
-from codecl.stream import STREAMS, Task, TaskData, tensors
+from codecl.stream import StreamConfig, Task, TaskData, tensors
+from codecl.streams import STREAMS
 from tests.problems import CPU
 
 
@@ -136,7 +137,7 @@ def coloured(images=12, side=6):
 
 def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
     task = coloured()
-    data = TaskData(0, task, 2, 0, torch.float64, CPU, "crop-flip")
+    data = TaskData(0, task, 2, 0, torch.float64, CPU, StreamConfig(augment="crop-flip"))
     padded = torch.nn.functional.pad(task.train[0], (4, 4, 4, 4))
     seen = set()
     for epoch in range(8):
@@ -156,7 +157,7 @@ def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
 
 
 def test_variations_depend_on_seed_agent_task_and_epoch_alone():
-    data = TaskData(0, coloured(), 2, 0, torch.float64, CPU, "crop-flip")
+    data = TaskData(0, coloured(), 2, 0, torch.float64, CPU, StreamConfig(augment="crop-flip"))
     assert torch.equal(data.picks(3, range(2), 3), data.picks(3, range(2), 3))
     assert torch.equal(data.picks(3, [1], 3)[:, 0], data.picks(3, range(2), 3)[:, 1])
     assert not torch.equal(data.picks(3, [1], 3)[..., 1:], data.picks(4, [1], 3)[..., 1:])
@@ -164,7 +165,7 @@ def test_variations_depend_on_seed_agent_task_and_epoch_alone():
 
 def test_tests_and_growth_see_images_as_they_are():
     task = coloured()
-    data = TaskData(0, task, 1, 0, torch.float64, CPU, "crop-flip")
+    data = TaskData(0, task, 1, 0, torch.float64, CPU, StreamConfig(augment="crop-flip"))
     held, _ = data.held_out()
     assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
     originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
@@ -174,4 +175,4 @@ def test_tests_and_growth_see_images_as_they_are():
 def test_crops_need_maps():
     task = Task((torch.ones(4, 5), torch.arange(4) % 2), (torch.ones(4, 5), torch.arange(4) % 2), 2, "flat")
     with pytest.raises(ConfigError, match=r"data.augment: crop-flip needs images .* 'flat' are \[5\]"):
-        TaskData(0, task, 1, 0, torch.float64, CPU, "crop-flip")
+        TaskData(0, task, 1, 0, torch.float64, CPU, StreamConfig(augment="crop-flip"))

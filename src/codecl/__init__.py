@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
     from codecl.methods import METHODS, Method, TaskEnd
     from codecl.models import MODELS
-    from codecl.stream import STREAMS, Task
+    from codecl.stream import Task
+    from codecl.streams import STREAMS
     from codecl.topology import TOPOLOGIES
 
 _HOMES = {
@@ -35,7 +36,7 @@ _HOMES = {
     "RunFailed": "errors",
     "METHODS": "methods",
     "MODELS": "models",
-    "STREAMS": "stream",
+    "STREAMS": "streams",
     "TOPOLOGIES": "topology",
     "Method": "methods",
     "Result": "api",

@@ -20,6 +20,7 @@ from codecl import kernels
 from codecl.chart import Chart
 from codecl.layout import Layout, Parameters, Slot, parameters_of
 from codecl.precision import Precision, multiplying
+from codecl.stream import in_batches
 
 Running = Literal["stacked", "streams", "loop"]
 MOST_STREAMS = 16  # of agents that share a device: more only take turns
@@ -52,8 +53,9 @@ class Agents:
         batch: int,
         running: Running = "stacked",
         precision: Precision = "highest",
+        smoothing: float = 0.0,
     ) -> None:
-        self.layout, self.running, self.precision = layout, running, precision
+        self.layout, self.running, self.precision, self.smoothing = layout, running, precision, smoothing
         self.factored = frozenset(slot.name for slot in layout.slots if _factor(slot, batch, agents))
         self.shared = dict(layout.constants)  # what all agents have in common while the task trains
         for slot, piece in layout.pieces(layout.start()):
@@ -159,7 +161,7 @@ class Agents:
         kind = images_B.device.type
         with torch.autocast(kind, torch.bfloat16, cache_enabled=False) if self._half else nullcontext():
             out = functional_call(self.module, {**self.shared, **own}, (images_B,))
-        return functional.cross_entropy(out.float() if self._half else out, labels_B)
+        return functional.cross_entropy(out.float() if self._half else out, labels_B, label_smoothing=self.smoothing)
 
     def _own(self, coords_AD: Tensor) -> dict[str, Tensor]:
         """What differs between agents, for all of them at once: built weights, coordinates of factored layers."""
@@ -239,8 +241,6 @@ def _factor(slot: Slot, batch: int, agents: int) -> bool:
 def accuracy(module: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor, batch: int) -> float:
     """Percent of `images` that the module with these parameters classifies right."""
     right = torch.zeros((), dtype=torch.long, device=labels.device)
-    batches = max(1, len(labels) // batch + (len(labels) % batch > 1))  # a last batch of one joins the one before it:
-    edges = [number * batch for number in range(1, batches)]  # norms need more than one image
-    for some, truth in zip(images.tensor_split(edges), labels.tensor_split(edges), strict=True):
+    for some, truth in zip(in_batches(images, batch), in_batches(labels, batch), strict=True):
         right += (functional_call(module, dict(parameters), (some,)).argmax(-1) == truth).sum()
     return 100 * right.item() / len(labels)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl import record, running, stream
+from codecl import norms, record, running, stream
 from codecl import topology as topologies
 from codecl.assemble import assemble, build_model, computing, deal, device_of, own_copy, seeded
 from codecl.config import RunConfig, merge, validate
@@ -130,7 +130,7 @@ def run(
     folder = record.folder_of(config, out)
     place = device_of(device)
     dealt = deal(config, tasks, place)
-    module = module if module is not None else build_model(config, dealt)
+    module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
     done = record.recorded(folder, config)
     if done is not None and not again:
         return Result(done, folder, False, module)
@@ -150,6 +150,7 @@ def run(
     }
     book = record.Record(folder, config, labels, setup.method.each_task_alone)
     book.environment(place)
+    book.tasks([data.describe() for data in dealt])
     facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
     book.fact({"kind": "run", **labels, **facts, **choice._asdict()})
     finished = False
@@ -171,13 +172,14 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     config = record.read_config(path)
     if model is None:
         model = _recorded_model(path, config)
-    body, head = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
-    if not body.is_file() or not head.is_file():
+    body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
+    if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
     module = own_copy(model).to(getattr(torch, config.dtype))
-    known, own = dict(module.named_parameters()), load_file(head)
-    for name, value in {**load_file(body), **own}.items():
-        compared = slice(1, None) if name in own else slice(None)  # a head may have another number of classes
+    known, of_task = dict(module.named_parameters()), load_file(own)
+    statistics = {name: of_task.pop(name) for name in list(of_task) if norms.is_statistic(name)}
+    for name, value in {**load_file(body), **of_task}.items():
+        compared = slice(1, None) if name in of_task else slice(None)  # a head may have another number of classes
         if name not in known or known[name].shape[compared] != value.shape[compared]:
             raise ConfigError(
                 f"{path}: the model does not fit this run at {name!r}; pass the one that it was made with"
@@ -186,6 +188,7 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
         part = module.get_submodule(name.rpartition(".")[0])
         if isinstance(part, nn.Linear):
             part.out_features = part.weight.shape[0]
+    norms.put(module, statistics)
     return module.eval()
 
 
@@ -195,7 +198,8 @@ def _recorded_model(path: Path, config: RunConfig) -> nn.Module:
         raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")
     try:
         code = source_digest("model", MODELS, config.model.name)
-        model = build_model(config, deal(config, None, torch.device("cpu")))
+        first = record.read_tasks(path)[0]
+        model = build_model(config, first["shape"], first["classes"])
     except CodeclError as error:
         raise ConfigError(f"{path}: {error}; or pass the model: codecl.load(run, task, model)") from error
     if code != config.sources.get("model"):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from codecl import streams
 from codecl import topology as topologies
 from codecl.config import RunConfig
 from codecl.errors import CodeclError, ConfigError, DataError
@@ -21,7 +22,7 @@ from codecl.models import MODELS
 from codecl.precision import multiplying
 from codecl.registry import lookup, reason
 from codecl.seeding import derive, spawn
-from codecl.stream import STREAMS, Task, TaskData
+from codecl.stream import Task, TaskData
 from codecl.train import Setup, State
 from codecl.watch import logits, without_running_statistics
 
@@ -59,41 +60,40 @@ def _processors() -> int:
 def tasks_of(config: RunConfig) -> list[Task]:
     """The tasks of the stream that a config names."""
     try:
-        tasks = lookup("data.stream", STREAMS, config.data.stream)()
+        tasks = streams.named(config.data.stream)()
     except CodeclError:
         raise
     except Exception as error:  # a user's function may raise anything
         raise DataError(f"data.stream: {config.data.stream} cannot be loaded: {reason(error)}") from error
     if not isinstance(tasks, list) or not tasks or not all(isinstance(task, Task) for task in tasks):
         raise ConfigError(f"data.stream: {config.data.stream} gives no list of codecl.Task")
-    return tasks
+    return tasks[: config.data.tasks]
 
 
 def check(config: RunConfig) -> None:
     """Refuse what `run` would refuse, without training anything."""
     cpu = torch.device("cpu")
     dealt = deal(config, None, cpu)
-    assemble(config, build_model(config, dealt), dealt, cpu)
+    assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, cpu)
 
 
 def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
     """The tasks of a config on the device, checked, with a shard for each agent."""
-    source = tasks if tasks is not None else tasks_of(config)
+    source = tasks[: config.data.tasks] if tasks is not None else tasks_of(config)
     dtype = getattr(torch, config.dtype)
-    how = (config.agents, config.seed, dtype, device, config.data.augment)
+    how = (config.agents, config.seed, dtype, device, config.data)
     dealt = [TaskData(index, task, *how) for index, task in enumerate(source)]
     for data in dealt:
         data.steps(config.train.batch)
     return dealt
 
 
-def build_model(config: RunConfig, tasks: Sequence[TaskData]) -> nn.Module:
-    """A fresh module with initial weights from the seed."""
-    shape, classes = tuple(tasks[0].train[0].shape[1:]), tasks[0].classes
+def build_model(config: RunConfig, shape: Sequence[int], classes: int) -> nn.Module:
+    """A fresh module for images of this shape, with initial weights from the seed."""
     with seeded(config.seed, "weights", torch.device("cpu")):
         builder = lookup("model", MODELS, config.model.name)
         try:
-            module: Any = builder(shape, classes, **config.model.options)
+            module: Any = builder(tuple(shape), classes, **config.model.options)
         except Exception as error:  # a user's function may raise anything
             given = {"shape": list(shape), "classes": classes, **config.model.options}
             raise ConfigError(f"model: {config.model.name} cannot be built with {given}: {reason(error)}") from error

@@ -130,7 +130,7 @@ def _case(
     problem, plain = PROBLEMS[name], method == PLAIN
     config = _config(problem, agents, "dpsgd" if plain else method, fields)
     dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
-    setup, start = assemble(config, build_model(config, dealt), dealt, device)
+    setup, start = assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device)
     if config.train.running == "auto" and not plain:
         setup = setup._replace(running=running.choose(setup, start).running)
     state = _second_task(setup, start)
@@ -182,7 +182,7 @@ def _second_task(setup: Setup, start: State) -> State:
         drawn = torch.randn(inputs, inputs, device=setup.tasks[0].train[1].device, dtype=setup.tasks[0].dtype)
         for group in range(layer.groups):
             memory[f"{layer.name}/{group}"] = torch.linalg.qr(drawn)[0][:, : (inputs + 1) // 2].contiguous()
-    return State(start.parameters, (setup.heads[0],), memory)
+    return State(start.parameters, (setup.heads[0],), memory, ({},))
 
 
 def _ours(setup: Setup, state: State) -> Iterator[Round]:

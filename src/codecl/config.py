@@ -11,13 +11,14 @@ from typing import Any, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from codecl.data import files
+from codecl import streams
 from codecl.errors import ConfigError
 from codecl.growth import GrowthConfig
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
-from codecl.stream import CUT_FROM, STREAMS, StreamConfig
+from codecl.stream import StreamConfig
+from codecl.streams import STREAMS
 from codecl.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.train import TrainConfig
 
@@ -102,12 +103,14 @@ class RunConfig(BaseModel):
 
 
 class Preset(NamedTuple):
-    """A named starting point: fields, what single methods change in them, and which methods it runs by default."""
+    """A named starting point: fields, what single methods and numbers of agents change in them, and which methods it
+    runs by default."""
 
     name: str
     about: str
     fields: Fields
     by_method: Mapping[str, Fields]
+    by_agents: Mapping[int, Fields]  # from so many agents on
     methods: tuple[str, ...]
 
 
@@ -124,8 +127,9 @@ def preset(name: str) -> Preset:
         known = presets()
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    about, by_method, methods = raw.pop("about"), raw.pop("by_method", {}), tuple(raw.pop("methods"))
-    return Preset(name, about, {**raw, "preset": name}, by_method, methods)
+    about, methods = raw.pop("about"), tuple(raw.pop("methods"))
+    by_method, by_agents = raw.pop("by_method", {}), raw.pop("by_agents", {})
+    return Preset(name, about, {**raw, "preset": name}, by_method, by_agents, methods)
 
 
 def resolve(start: Preset, changes: Fields) -> RunConfig:
@@ -133,6 +137,9 @@ def resolve(start: Preset, changes: Fields) -> RunConfig:
     method = changes.get("method", {}).get("name", start.fields.get("method", {}).get("name", start.methods[0]))
     fields = merge(start.fields, {"method": {"name": method}})
     fields = merge(fields, start.by_method.get(method, {}))
+    agents = changes.get("agents", start.fields.get("agents"))
+    for least, others in sorted(start.by_agents.items()):
+        fields = merge(fields, others) if isinstance(agents, int) and agents >= least else fields
     return validate(merge(fields, changes))
 
 
@@ -145,7 +152,7 @@ def validate(fields: Fields) -> RunConfig:
         "method": source_digest("method", METHODS, config.method.name),
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
-        "data": source_digest("data.stream", STREAMS, config.data.stream) or _file_digest(config.data.stream),
+        "data": source_digest("data.stream", STREAMS, config.data.stream) or streams.digest(config.data.stream),
     }
     return config.model_copy(
         update={
@@ -154,11 +161,6 @@ def validate(fields: Fields) -> RunConfig:
             "sources": {**config.sources, **{part: code for part, code in owned.items() if code}},
         }
     )
-
-
-def _file_digest(stream: str) -> str | None:
-    """Of the data set file that a stream is cut from: another file is another run."""
-    return files.digest(CUT_FROM[stream]) if stream in CUT_FROM else None
 
 
 def parse(fields: Fields) -> RunConfig:

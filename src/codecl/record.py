@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,11 @@ class Record:
 
     def environment(self, device: torch.device) -> None:
         _write(self.folder / "environment.json", environment(device))
+
+    def tasks(self, described: Sequence[Mapping[str, Any]]) -> None:
+        """What predictions need to know of each task, beside the model."""
+        (self.folder / "model").mkdir(exist_ok=True)
+        _write(self.folder / "model" / "tasks.json", {"tasks": list(described)})
 
     def fact(self, fact: Mapping[str, Any]) -> None:
         """Append a line to events.jsonl."""
@@ -154,6 +159,14 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     return out
 
 
+def read_tasks(folder: Path) -> list[dict[str, Any]]:
+    """What is known of the tasks of a recorded run: see TaskData.describe."""
+    tasks = (_read(folder / "model" / "tasks.json") or {}).get("tasks")
+    if not isinstance(tasks, list) or not tasks:
+        raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
+    return tasks
+
+
 def task_names(folder: Path) -> list[str]:
     """What the tasks of a recorded run are called."""
     facts = map(json.loads, (folder / "events.jsonl").read_text(encoding="utf-8").splitlines())
@@ -174,15 +187,15 @@ def find_runs(paths: list[Path]) -> list[Path]:
 
 
 def save_model(state: State, folder: Path) -> None:
-    """body.safetensors, and head of each task in task-<t>.safetensors (tasks from 1)."""
+    """body.safetensors, and head and norm statistics of each task in task-<t>.safetensors (tasks from 1)."""
     folder.mkdir(exist_ok=True)
 
     def save(tensors: Mapping[str, torch.Tensor], name: str) -> None:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, folder / name)
 
     save(state.parameters, "body.safetensors")
-    for number, head in enumerate(state.heads, 1):
-        save(head, f"task-{number}.safetensors")
+    for number, (head, norms) in enumerate(zip(state.heads, state.norms, strict=True), 1):
+        save({**head, **norms}, f"task-{number}.safetensors")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The steps of an epoch: each run as it is, or captured once as a CUDA graph and replayed with no work on the host.
 
-Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch, B images of a batch, K numbers that
-pick an image and its variation.
+Shapes: A agents of this process, E what a step hands to the next, S steps of an epoch, B images of a batch, K numbers
+that pick an image and its variation.
 """
 
 import gc
@@ -19,14 +19,14 @@ from codecl.methods.base import Rate
 from codecl.registry import reason
 
 WARM_UP = 2  # runs before a capture: libraries choose their kernels and allocate what they keep
-Step = Callable[[Tensor, Tensor, Rate], tuple[Tensor, Tensor]]  # coords, picks, rate -> coords, loss
+Step = Callable[[Tensor, Tensor, Rate], tuple[Tensor, Tensor]]  # carry, picks, rate -> carry, loss
 
 
 class Epochs(Protocol):
     """How an epoch's steps are run."""
 
-    def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """(coordinates [A, D], loss [A]) after each step. Both hold until the next step."""
+    def __call__(self, carry_AE: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """(what goes to the next step [A, E], loss [A]) after each step. Both hold until the next step."""
         ...
 
 
@@ -36,10 +36,10 @@ class Plain:
     def __init__(self, step: Step) -> None:
         self.step = step
 
-    def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
-        for picks_ABK in picks_SABK.to(coords_AD.device):
-            coords_AD, loss_A = self.step(coords_AD, picks_ABK, rate)
-            yield coords_AD, loss_A
+    def __call__(self, carry_AE: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
+        for picks_ABK in picks_SABK.to(carry_AE.device):
+            carry_AE, loss_A = self.step(carry_AE, picks_ABK, rate)
+            yield carry_AE, loss_A
 
 
 class Replay:
@@ -47,25 +47,25 @@ class Replay:
 
     Law: gives what `Plain` gives. Nothing in it waits for the device; what a step sends is counted at every replay."""
 
-    def __init__(self, step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic) -> None:
-        device = coords_AD.device
+    def __init__(self, step: Step, carry_AE: Tensor, picks_SABK: Tensor, traffic: Traffic) -> None:
+        device = carry_AE.device
         self._step, self._traffic = step, traffic
-        self._coords_AD, self._picks_SABK = coords_AD.clone(), picks_SABK.to(device)
-        self._losses_SA = coords_AD.new_zeros(len(picks_SABK), len(coords_AD))
-        self._at, self._rate = torch.zeros(1, dtype=torch.long, device=device), coords_AD.new_zeros(())
+        self._carry_AE, self._picks_SABK = carry_AE.clone(), picks_SABK.to(device)
+        self._losses_SA = carry_AE.new_zeros(len(picks_SABK), len(carry_AE))
+        self._at, self._rate = torch.zeros(1, dtype=torch.long, device=device), carry_AE.new_zeros(())
         self._captured: tuple[torch.cuda.CUDAGraph, Mapping[Kind, Sent]] | None = (
             self._capture() if device.type == "cuda" else None
         )
 
-    def __call__(self, coords_AD: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
-        if coords_AD is not self._coords_AD:
-            self._coords_AD.copy_(coords_AD)
+    def __call__(self, carry_AE: Tensor, picks_SABK: Tensor, rate: float) -> Iterator[tuple[Tensor, Tensor]]:
+        if carry_AE is not self._carry_AE:
+            self._carry_AE.copy_(carry_AE)
         self._picks_SABK.copy_(picks_SABK, non_blocking=True)
         self._rate.fill_(rate)
         self._at.zero_()
         for loss_A in self._losses_SA:
             self._again()
-            yield self._coords_AD, loss_A
+            yield self._carry_AE, loss_A
 
     def _again(self) -> None:
         if self._captured is None:
@@ -76,14 +76,14 @@ class Replay:
 
     def _once(self) -> None:
         picks_ABK = self._picks_SABK.index_select(0, self._at)[0]
-        coords_AD, loss_A = self._step(self._coords_AD, picks_ABK, self._rate)
-        self._coords_AD.copy_(coords_AD)
+        carry_AE, loss_A = self._step(self._carry_AE, picks_ABK, self._rate)
+        self._carry_AE.copy_(carry_AE)
         self._losses_SA.index_copy_(0, self._at, loss_A[None])
         self._at += 1
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Mapping[Kind, Sent]]:
         """The step as a graph. The generator of dropout is put back: a captured step draws what a plain one would."""
-        device, start = self._coords_AD.device, self._coords_AD.clone()
+        device, start = self._carry_AE.device, self._carry_AE.clone()
         state, beside = torch.cuda.get_rng_state(device), torch.cuda.Stream(device)
         beside.wait_stream(torch.cuda.current_stream())
         with self._traffic.aside(), torch.cuda.stream(beside):
@@ -94,7 +94,7 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         with _no_garbage(), self._traffic.aside() as sent, torch.cuda.graph(graph, stream=beside):
             self._once()
-        self._coords_AD.copy_(start)
+        self._carry_AE.copy_(start)
         torch.cuda.set_rng_state(state, device)
         return graph, sent
 
@@ -111,18 +111,18 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def epochs(step: Step, coords_AD: Tensor, picks_SABK: Tensor, traffic: Traffic, graph: bool) -> Epochs:
+def epochs(step: Step, carry_AE: Tensor, picks_SABK: Tensor, traffic: Traffic, graph: bool) -> Epochs:
     """A graph where that is wanted and possible; what cannot be captured runs step by step, with one warning."""
     if not graph:
         return Plain(step)
-    state = torch.cuda.get_rng_state(coords_AD.device) if coords_AD.is_cuda else None
+    state = torch.cuda.get_rng_state(carry_AE.device) if carry_AE.is_cuda else None
     try:
-        return Replay(step, coords_AD, picks_SABK, traffic)
+        return Replay(step, carry_AE, picks_SABK, traffic)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         with suppress(RuntimeError):  # a capture that broke may still hold the generator
             if state is not None:
-                torch.cuda.set_rng_state(state, coords_AD.device)
+                torch.cuda.set_rng_state(state, carry_AE.device)
         warnings.warn(f"steps are launched one by one: they cannot be captured ({reason(error)})", stacklevel=2)
         return Plain(step)

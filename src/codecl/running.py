@@ -16,7 +16,7 @@ import codecl
 from codecl import cache, kernels
 from codecl.agents import Running
 from codecl.replay import Epochs, epochs
-from codecl.train import Setup, State, open_task, stepping
+from codecl.train import Setup, State, open_task, start, stepping
 
 CANDIDATES: dict[str, tuple[Running, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
 ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn
@@ -66,23 +66,23 @@ def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, 
     for running in CANDIDATES[device.type]:
         agents = open_task(setup._replace(running=running), state, data)
         step = stepping(setup, state, data, agents)
-        coords_AD = agents.layout.start().repeat(len(setup.exchange.agents), 1)
+        carry_AE = start(setup, agents)
         picks = data.picks(0, setup.exchange.agents, setup.train.batch)[:count]
         with setup.exchange.traffic.aside(), suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
-            step(coords_AD, picks[0].to(device), 0.0)
+            step(carry_AE, picks[0].to(device), 0.0)
             if agents.running == running:  # a model that cannot be stacked falls back to a loop
-                run = epochs(step, coords_AD, picks, setup.exchange.traffic, graph=device.type == "cuda")
-                turns[running] = _turn(run, coords_AD, picks, device)
+                run = epochs(step, carry_AE, picks, setup.exchange.traffic, graph=device.type == "cuda")
+                turns[running] = _turn(run, carry_AE, picks, device)
     with setup.exchange.traffic.aside():
         rounds = [{running: turn() for running, turn in turns.items()} for _ in range(ROUNDS)]
     return {running: round(min(times[running] for times in rounds), 4) for running in turns}
 
 
-def _turn(run: Epochs, coords_AD: Tensor, picks: Tensor, device: torch.device) -> Callable[[], float]:
+def _turn(run: Epochs, carry_AE: Tensor, picks: Tensor, device: torch.device) -> Callable[[], float]:
     def turn() -> float:
         _wait(device)
         began = time.perf_counter()
-        for _ in run(coords_AD, picks, 0.0):
+        for _ in run(carry_AE, picks, 0.0):
             pass
         _wait(device)
         return 1000 * (time.perf_counter() - began) / len(picks)

@@ -4,16 +4,16 @@ Shapes: A agents of this process, B images of a batch, S steps of an epoch, K nu
 where it is varied also the crop's corner (2) and whether it is mirrored.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from codecl.data import embedded, files
+from codecl import shards as dealing
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
@@ -27,11 +27,21 @@ class StreamConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
-    shards: Literal["iid"] = Field("iid", description="how a task's images are dealt to agents")
+    tasks: int | None = Field(None, gt=0, description="so many tasks of the stream, from the first on; null: all")
+    shards: str = Field("iid", description="how a task's images are dealt to agents: iid, dirichlet(α) or skew(s)")
     augment: Augment = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
     )
+    validation: float = Field(
+        0, ge=0, lt=1, description="part of the training images that is held out and scored instead of the test images"
+    )
     digest: str | None = Field(None, description="of the caller's own tensors")
+
+    @field_validator("shards")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        dealing.parse(value)
+        return value
 
 
 class Task(NamedTuple):
@@ -45,6 +55,8 @@ class Task(NamedTuple):
     name: str = ""
     mean: tuple[float, ...] = ()  # by channel, after scaling; empty: leave as is
     std: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()  # what the classes are called
+    original: tuple[int, ...] = ()  # the shape of an image as its data set has it, where the task's is another
 
 
 class Batch(NamedTuple):
@@ -63,12 +75,14 @@ class TaskData:
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
-        augment: Augment = "none",
+        config: StreamConfig | None = None,
     ) -> None:
+        config = config or StreamConfig()
         self.index, self.name, self.classes = index, task.name or f"task {index + 1}", task.classes
         if not isinstance(task.classes, int) or task.classes < 1:
             raise ConfigError(f"task {self.name!r}: classes is {task.classes!r}; it should be a whole number above 0")
-        self.agents, self.seed, self.dtype, self.augment = agents, seed, dtype, augment
+        task = validating(task, config.validation, seed, index) if config.validation else task
+        self.task, self.agents, self.seed, self.dtype, self.augment = task, agents, seed, dtype, config.augment
         self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
         self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
@@ -78,10 +92,27 @@ class TaskData:
         images = len(self.train[1])
         if images < agents:
             raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
-        order = torch.randperm(images, generator=spawn(seed, "shards", index))
-        self.shards = order.tensor_split(agents)
-        if augment != "none":
+        self.shards = dealing.deal(config.shards, self.train[1], agents, seed, index)
+        if self.augment != "none":
             self._windows = _windows(self.name, self.train[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an image."""
+        return tuple(self.train[0].shape[1:])
+
+    def describe(self) -> dict[str, Any]:
+        """What one has to know to prepare an image for this task, as plain values."""
+        return {
+            "name": self.name,
+            "classes": self.classes,
+            "labels": list(self.task.labels),
+            "shape": list(self.shape),
+            "original": list(self.task.original or self.shape),
+            "stored": str(self.train[0].dtype).removeprefix("torch."),
+            "mean": [float(value) for value in self.task.mean],
+            "std": [float(value) for value in self.task.std],
+        }
 
     def steps(self, batch: int) -> int:
         """Steps of an epoch: ⌊shard / batch⌋, the same for every agent."""
@@ -120,6 +151,13 @@ class TaskData:
         order = torch.randperm(len(self.shards[agent]), generator=spawn(self.seed, "growth", agent, self.index))
         return self.prepare(self.train[0][self.shards[agent][order[:images]].to(self.train[0].device)])
 
+    def of_agent(self, agent: int, batch: int) -> Iterator[Tensor]:
+        """All images of an agent's shard, prepared but not varied, in batches of mixed classes."""
+        shard = self.shards[agent]
+        order = shard[torch.randperm(len(shard), generator=spawn(self.seed, "norms", agent, self.index))]
+        for which in in_batches(order.to(self.train[0].device), batch):
+            yield self.prepare(self.train[0][which])
+
     def held_out(self) -> Images:
         """The test images, prepared, in an order of their own (norms see batches of mixed classes)."""
         images, labels = self.test
@@ -144,6 +182,27 @@ class TaskData:
         generator = spawn(self.seed, "augment", *path)
         corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
         return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
+
+
+def in_batches(rows: Tensor, batch: int) -> tuple[Tensor, ...]:
+    """Rows in batches. A last batch of one joins the one before it: norms need more than one image."""
+    batches = max(1, len(rows) // batch + (len(rows) % batch > 1))
+    return rows.tensor_split([number * batch for number in range(1, batches)])
+
+
+def validating(task: Task, part: float, seed: int, index: int) -> Task:
+    """The task with a part of its training images, of each class alike, in the place of its test images: for choosing
+    settings. The cut depends on the seed alone."""
+    images, labels = tensors(task.train)
+    order = torch.randperm(len(labels), generator=spawn(seed, "validation", index))
+    held, kept = [], []
+    for kind in labels.unique():
+        of_it = order[labels[order] == kind]
+        count = max(1, round(part * len(of_it)))
+        held.append(of_it[:count])
+        kept.append(of_it[count:])
+    cut, rest = torch.cat(held), torch.cat(kept)
+    return task._replace(train=(images[rest], labels[rest]), test=(images[cut], labels[cut]))
 
 
 def tensors(source: Images | Dataset[Any]) -> Images:
@@ -216,43 +275,3 @@ def _windows(name: str, images: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     padded = functional.pad(images, (PADDING,) * 4)
     return padded.unfold(2, height, 1).unfold(3, width, 1)
-
-
-def quickstart() -> list[Task]:
-    """Five ten-class tasks from the images inside the package."""
-    digits, clothes = embedded.load("digits"), embedded.load("clothes")
-
-    def turned(name: str, pair: tuple[Images, Images], turn: Callable[[Tensor], Tensor]) -> Task:
-        (train, truth), (test, test_truth) = pair
-        return Task((turn(train), truth), (turn(test), test_truth), 10, name)
-
-    return [
-        turned("digits", digits, lambda x: x),
-        turned("clothes", clothes, lambda x: x),
-        turned("transposed digits", digits, lambda x: x.mT),
-        turned("upside-down clothes", clothes, lambda x: x.flip(-2)),
-        turned("inverted mirrored digits", digits, lambda x: 255 - x.flip(-1)),
-    ]
-
-
-def split(name: str, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> list[Task]:
-    """A data set file cut into tasks of so many classes, in the order of their labels."""
-    train, test = files.load(name)
-    tasks = []
-    for first in range(0, int(train[1].max()) + 1, classes):
-
-        def part(images: Tensor, labels: Tensor, first: int = first) -> Images:
-            inside = (labels >= first) & (labels < first + classes)
-            return images[inside], labels[inside] - first
-
-        tasks.append(Task(part(*train), part(*test), classes, f"classes {first}-{first + classes - 1}", mean, std))
-    return tasks
-
-
-def split_cifar100() -> list[Task]:
-    """Ten tasks of ten classes."""
-    return split("cifar100", 10, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
-
-
-STREAMS: dict[str, Callable[[], list[Task]]] = {"quickstart": quickstart, "split-cifar100": split_cifar100}
-CUT_FROM = {"split-cifar100": "cifar100"}  # the data set file behind a stream

@@ -1,7 +1,7 @@
 """THE loop: every method and every exchange trains here. It yields facts; others print, record and plot them.
 
-Shapes: A agents of this process, D coordinates of an agent, S steps of an epoch, B images of a batch, K numbers that
-pick an image.
+Shapes: A agents of this process, D coordinates of an agent, E what a step hands to the next (coordinates, and beside
+them the velocity where there is momentum), S steps of an epoch, B images of a batch, K numbers that pick an image.
 """
 
 import math
@@ -13,10 +13,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
+from codecl import norms
 from codecl.agents import Agents, Running, accuracy
 from codecl.errors import RunFailed
 from codecl.events import Agreed, Epoch, Evaluated, Event, Flooded, Grown, Stepped, TaskOpened
-from codecl.exchange import Exchange, digest
+from codecl.exchange import Exchange, flooded
 from codecl.growth import GrowthConfig
 from codecl.layers import Survey
 from codecl.layout import Parameters, layout
@@ -38,13 +39,20 @@ class TrainConfig(BaseModel):
     rate: float = Field(0.1, gt=0, allow_inf_nan=False, description="η, the learning rate, at a task's start")
     milestones: tuple[float, ...] = Field((0.5, 0.75), description="parts of the epochs after which η is multiplied")
     decay: float = Field(0.1, gt=0, le=1, description="what η is multiplied with at a milestone")
+    schedule: Literal["steps", "cosine"] = Field("steps", description="η falls at milestones, or along a cosine to 0")
+    warmup: int = Field(0, ge=0, description="epochs of each task in which η rises to its full value")
+    momentum: float = Field(0, ge=0, lt=1, description="β, in coordinates: momentum on projected gradients")
+    smoothing: float = Field(0, ge=0, lt=1, description="of labels: the part of a label spread over all classes")
     order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
     running: Running | Literal["auto"] = Field(
         "auto",
         description="how agents share a device: stacked, streams or loop; auto: what is fastest, measured once",
     )
     precision: Precision = Field("tf32", description="of products while training: highest, tf32 (on a GPU) or bf16")
-    test_batch: int = Field(64, gt=0, description="images of a test batch (norms use its statistics)")
+    test_batch: int = Field(64, gt=0, description="images of a test batch")
+    norm_statistics: Literal["batch", "task"] = Field(
+        "batch", description="of batch norms when predicting: the batch's own, or the task's, measured when it ends"
+    )
 
     @field_validator("milestones")
     @classmethod
@@ -54,8 +62,11 @@ class TrainConfig(BaseModel):
         return value
 
     def rate_at(self, epoch: int) -> float:
-        """η of this epoch: ÷10 after 50 % and 75 % of a task's epochs, reset for each task."""
-        return self.rate * self.decay ** sum(epoch >= part * self.epochs for part in self.milestones)
+        """η of this epoch, reset for each task. `steps`, as in the paper: ÷10 after 50 % and 75 % of the epochs."""
+        rate = self.rate * min(1.0, (epoch + 1) / (self.warmup + 1))
+        if self.schedule == "cosine":
+            return rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        return rate * self.decay ** sum(epoch >= part * self.epochs for part in self.milestones)
 
 
 class State(NamedTuple):
@@ -64,6 +75,7 @@ class State(NamedTuple):
     parameters: Parameters  # all but heads
     heads: tuple[Parameters, ...]  # of finished tasks
     memory: Mapping[str, Tensor]  # the method's
+    norms: tuple[Parameters, ...] = ()  # statistics of batch norms, of finished tasks; empty: the batch's own
 
 
 class Setup(NamedTuple):
@@ -87,16 +99,15 @@ def train(setup: Setup, state: State) -> Iterator[Event]:
     exchange, config = setup.exchange, setup.train
     for data in setup.tasks[len(state.heads) :]:
         agents = open_task(setup, state, data)
-        step, coords_AD = stepping(setup, state, data, agents), agents.layout.start().repeat(len(exchange.agents), 1)
+        step, carry_AE = stepping(setup, state, data, agents), start(setup, agents)
         yield _opened(setup, data, agents)
         picks_SABK, run_epoch = data.picks(0, exchange.agents, config.batch), None  # an old graph makes room
-        run_epoch = epochs(
-            step, coords_AD, picks_SABK, exchange.traffic, graph=exchange.on_device and coords_AD.is_cuda
-        )
+        run_epoch = epochs(step, carry_AE, picks_SABK, exchange.traffic, graph=exchange.on_device and carry_AE.is_cuda)
         for epoch in range(config.epochs):
             rate, began, losses = config.rate_at(epoch), time.perf_counter(), []
-            for coords_AD, loss_A in run_epoch(coords_AD, picks_SABK, rate):  # noqa: B020
+            for carry_AE, loss_A in run_epoch(carry_AE, picks_SABK, rate):  # noqa: B020
                 losses.append(loss_A)
+                coords_AD = carry_AE[:, : agents.layout.size]
                 yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
             picks_SABK = data.picks(epoch + 1, exchange.agents, config.batch)  # while the device is still at work
             yield _epoch(setup, data, agents, epoch, torch.stack(losses), coords_AD, began)
@@ -110,25 +121,44 @@ def open_task(setup: Setup, state: State, data: TaskData) -> Agents:
     free = setup.method.free(state.memory, setup.survey.layers)
     plan = layout(setup.survey, state.parameters, free, setup.heads[data.index], first=data.index == 0)
     count = len(setup.exchange.agents)
-    return Agents(setup.module, plan, count, setup.train.batch, setup.running, setup.train.precision)
+    how = (setup.train.batch, setup.running, setup.train.precision, setup.train.smoothing)
+    return Agents(setup.module, plan, count, *how)
+
+
+def start(setup: Setup, agents: Agents) -> Tensor:
+    """What the first step of a task takes: every agent at the anchor, at rest."""
+    coords_AD = agents.layout.start().repeat(len(setup.exchange.agents), 1)
+    return torch.cat([coords_AD, torch.zeros_like(coords_AD)], 1) if setup.train.momentum else coords_AD
 
 
 def stepping(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:
-    """A step of all agents (Algorithm 1, lines 4-15), from coordinates to coordinates: device work only."""
+    """A step of all agents (Algorithm 1, lines 4-15): device work only."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(state.memory, agents.layout)
 
-    def in_the_papers_order(coords_AD: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+    size, beta = agents.layout.size, setup.train.momentum
+
+    def moved(carry_AE: Tensor, grad_AD: Tensor) -> Tensor:
+        return beta * carry_AE[:, size:] + grad_AD if beta else grad_AD
+
+    def carried(coords_AD: Tensor, move_AD: Tensor) -> Tensor:
+        return torch.cat([coords_AD, move_AD], 1) if beta else coords_AD
+
+    def in_the_papers_order(carry_AE: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+        coords_AD = carry_AE[:, :size]
         pending = exchange.start(coords_AD, "train")  # messages travel while the gradient is computed
         built = agents.build(coords_AD)  # weights are built while the batch is put together
         loss_A, grad_AD = agents.gradient_at(built, *data.batch(picks_ABK))
-        return method.step(constants, pending.wait(), coords_AD, grad_AD, rate), loss_A
+        move_AD = moved(carry_AE, grad_AD)
+        return carried(method.step(constants, pending.wait(), coords_AD, move_AD, rate), move_AD), loss_A
 
-    def adapt_then_combine(coords_AD: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+    def adapt_then_combine(carry_AE: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+        coords_AD = carry_AE[:, :size]
         built = agents.build(coords_AD)
         loss_A, grad_AD = agents.gradient_at(built, *data.batch(picks_ABK))
-        half_AD = method.step(constants, coords_AD, coords_AD, grad_AD, rate)
-        return exchange.start(half_AD, "train").wait(), loss_A
+        move_AD = moved(carry_AE, grad_AD)
+        half_AD = method.step(constants, coords_AD, coords_AD, move_AD, rate)
+        return carried(exchange.start(half_AD, "train").wait(), move_AD), loss_A
 
     return in_the_papers_order if setup.train.order == "paper" else adapt_then_combine
 
@@ -144,8 +174,9 @@ def _close(
     yield Agreed(task=task, rounds=rounds, consensus_error=left, **exchange.traffic.take("agree"))
 
     began, chosen = time.perf_counter(), choose(setup.seed, task, setup.topology.agents)
+    measured = _norms(setup, data, agents, coords_AD, chosen)
     end = TaskEnd(
-        data, setup.module, agents, coords_AD, state.memory, exchange, chosen, setup.train.batch, setup.growth
+        data, setup.module, agents, coords_AD, state.memory, exchange, chosen, setup.train.batch, setup.growth, measured
     )
     memory = setup.method.remember(end)
     yield Grown(task=task, chosen=chosen, seconds=time.perf_counter() - began, **exchange.traffic.take("pool"))
@@ -154,12 +185,18 @@ def _close(
     if memory is not None:
         parameters = agents.layout.parameters(coords_AD[end.here[chosen]])
         payload = _payload(parameters, setup.survey.constant, memory)
-    arrived, announced = exchange.flood(chosen, payload)
-    if digest(arrived) != announced:
-        raise RunFailed(f"task {task + 1}: the flood of agent {chosen} arrived damaged (its digest differs)")
-    state = _unpack(setup, state, arrived)
+    arrived, announced = flooded(exchange, chosen, payload)
+    state = _unpack(setup, state, arrived)._replace(norms=(*state.norms, measured))
     yield Flooded(task=task, chosen=chosen, digest=announced, state=state, **exchange.traffic.take("flood"))
     return state
+
+
+def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chosen: int) -> Parameters:
+    """The statistics by which this task's predictions are normalised; none: by their batch's own."""
+    if setup.train.norm_statistics == "batch":
+        return {}
+    rows = (agents.layout.parameters(row) for row in coords_AD)
+    return norms.agreed(setup.module, rows, data, setup.exchange, chosen, setup.train.test_batch)
 
 
 def _payload(parameters: Parameters, constant: Sequence[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +211,7 @@ def _unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor]) -> State:
 
     weights = under("weights/")
     head = {name: weights.pop(name) for name in setup.survey.head}
-    return State({**state.parameters, **weights}, (*state.heads, head), under("memory/"))
+    return State({**state.parameters, **weights}, (*state.heads, head), under("memory/"), state.norms)
 
 
 def _opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
@@ -228,10 +265,10 @@ def _epoch(
 
 def _evaluate(setup: Setup, state: State, task: int) -> Evaluated:
     """Accuracy of the flooded model on every task so far."""
-    began = time.perf_counter()
+    began, scores = time.perf_counter(), []
     with evaluating(setup.module):
-        scores = [
-            accuracy(setup.module, {**state.parameters, **head}, *data.held_out(), setup.train.test_batch)
-            for data, head in zip(setup.tasks, state.heads, strict=False)
-        ]
+        for data, head, statistics in zip(setup.tasks, state.heads, state.norms, strict=False):
+            with norms.normalising(setup.module, statistics):
+                parameters = {**state.parameters, **head}
+                scores.append(accuracy(setup.module, parameters, *data.held_out(), setup.train.test_batch))
     return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began)

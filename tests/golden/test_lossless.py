@@ -20,3 +20,12 @@ def test_the_orders_of_mixing_differ():
     module = perceptron()
     runs = [trajectory(module, tasks(), config(train={"order": o})) for o in ("paper", "adapt-then-combine")]
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) > 1e-6
+
+
+@pytest.mark.parametrize("order", ["paper", "adapt-then-combine"])
+def test_momentum_in_coordinates_is_momentum_on_projected_gradients(order):
+    module, common = convolutional(), {"train": {"order": order, "momentum": 0.9, "rate": 0.01}}
+    runs = [list(trajectory(module, tasks(), config(method=m, **common))) for m in ("codec", "codec-full")]
+    assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-9
+    plain = trajectory(module, tasks(), config(train={"order": order, "rate": 0.01}))
+    assert max(furthest(a, b) for a, b in zip(plain, runs[0], strict=True)) > 1e-6

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from codecl.errors import RunFailed
+
 Kind = Literal["train", "agree", "pool", "flood"]
 Tensors = Mapping[str, Tensor]
 
@@ -87,6 +89,14 @@ class Exchange(Protocol):
     def gather(self, rows_A: Tensor) -> Tensor:
         """The rows of all agents, here. Watching only, not counted."""
         ...
+
+
+def flooded(exchange: Exchange, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
+    """What `root` floods, checked by its digest: a message that arrives damaged is an error, never used."""
+    arrived, announced = exchange.flood(root, payload)
+    if digest(arrived) != announced:
+        raise RunFailed(f"the flood of agent {root} arrived damaged (its digest differs)")
+    return arrived, announced
 
 
 def nbytes(tensor: Tensor) -> int:

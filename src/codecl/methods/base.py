@@ -34,6 +34,7 @@ class TaskEnd(NamedTuple):
     chosen: int  # the agent that floods
     batch: int
     growth: GrowthConfig
+    norms: Mapping[str, Tensor] = {}
 
     @property
     def layout(self) -> Layout:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from codecl import growth
 from codecl.methods.base import TaskEnd
+from codecl.norms import normalising
 
 
 def grown(end: TaskEnd) -> dict[str, Tensor] | None:
@@ -20,7 +21,9 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
 
     def moments(agent: int) -> growth.Moments:
         parameters = end.layout.parameters(end.coords_AD[end.here[agent]])
-        return growth.moments(end.module, parameters, end.data.sample(agent, max(images.values())), images, bases)
+        sample = end.data.sample(agent, max(images.values()))
+        with normalising(end.module, end.norms):  # as old tasks are evaluated
+            return growth.moments(end.module, parameters, sample, images, bases)
 
     found: growth.Moments | None = None
     if everyone:
