@@ -109,6 +109,7 @@ class Preset(NamedTuple):
     fields: Fields
     by_method: Mapping[str, Fields]
     methods: tuple[str, ...]
+    paper: str  # the paper's name for this benchmark, where it has it
 
 
 def presets() -> dict[str, str]:
@@ -125,7 +126,8 @@ def preset(name: str) -> Preset:
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
     about, by_method, methods = raw.pop("about"), raw.pop("by_method", {}), tuple(raw.pop("methods"))
-    return Preset(name, about, {**raw, "preset": name}, by_method, methods)
+    paper = raw.pop("paper", name)
+    return Preset(name, about, {**raw, "preset": name}, by_method, methods, paper)
 
 
 def resolve(start: Preset, changes: Fields) -> RunConfig:
