@@ -112,6 +112,7 @@ class Preset(NamedTuple):
     by_method: Mapping[str, Fields]
     by_agents: Mapping[int, Fields]  # from so many agents on
     methods: tuple[str, ...]
+    paper: str  # the paper's name for this benchmark, where it has it
 
 
 def presets() -> dict[str, str]:
@@ -127,9 +128,9 @@ def preset(name: str) -> Preset:
         known = presets()
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    about, methods = raw.pop("about"), tuple(raw.pop("methods"))
+    about, methods, paper = raw.pop("about"), tuple(raw.pop("methods")), raw.pop("paper", name)
     by_method, by_agents = raw.pop("by_method", {}), raw.pop("by_agents", {})
-    return Preset(name, about, {**raw, "preset": name}, by_method, by_agents, methods)
+    return Preset(name, about, {**raw, "preset": name}, by_method, by_agents, methods, paper)
 
 
 def resolve(start: Preset, changes: Fields) -> RunConfig:

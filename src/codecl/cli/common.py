@@ -28,7 +28,7 @@ def console_for(to_stderr: bool) -> "Console":
 
     console = Console(stderr=to_stderr)
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in
-        console.width = max(console.width, 160)
+        console.width = max(console.width, 240)
     return console
 
 

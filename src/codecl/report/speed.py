@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codecl.bench import SAME
-from codecl.report.table import blank
+from codecl.report.formats import blank
 
 
 def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Table:

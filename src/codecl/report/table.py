@@ -1,102 +1,125 @@
 """Metrics -> tables: a row a configuration, mean ± std over seeds; what was learned beside what is still known."""
 
-import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-Metrics = Mapping[str, Any]
-Runs = Sequence[tuple[Path, Metrics]]  # a run folder and its metrics
+from codecl.report import formats
+from codecl.report.formats import Column, Sheet
+from codecl.report.paper import beside, in_order
+from codecl.report.rows import Metrics, Row, Runs, rows
 
-
-class Row(NamedTuple):
-    """Runs that differ in their seed alone and ended alike: those of one folder and status."""
-
-    folder: str
-    runs: Sequence[Metrics]
-
-    @property
-    def variant(self) -> str:
-        """The digest at the folder's end: the config differs from the preset's in more than its name says."""
-        one = self.runs[0]
-        return self.folder.partition(f"{one['topology']}{one['agents']}-")[2]
-
-    def over_seeds(self, *path: str) -> str:
-        """`mean ± std` of a metric, `mean` of one seed, `-` where there is none."""
-        values = [value for run in self.runs if (value := _get(run, path)) is not None]
-        if not values:
-            return "-"
-        mean = f"{statistics.fmean(values):.2f}"
-        return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
-
-    def mean_size(self, *keys: str) -> str:
-        return size(statistics.fmean(sum(run["traffic"][key] for key in keys) for run in self.runs))
-
-    @property
-    def status(self) -> str:
-        return str(self.runs[0]["status"])
-
-
-def _get(run: Metrics, path: Sequence[str]) -> Any:
-    value: Any = run
-    for key in path:
-        value = value[key]
-    return value
-
-
-def rows(runs: Runs) -> list[Row]:
-    groups: dict[tuple[Path, str], list[Metrics]] = {}
-    for folder, run in runs:
-        groups.setdefault((folder.parent, run["status"]), []).append(run)
-    return [Row(folder.name, group) for (folder, _), group in groups.items()]
+LONGEST = 40  # of what is said about a variant
+NOTE = (
+    "Δ: ours − the paper's. CC: counted as the authors do, every head and norm in every message, nothing of what is"
+    " sent between tasks (cc_reference). cc: our own, stricter count of all that is sent."
+)
 
 
 def results(runs: Runs) -> Table:
-    """A row a configuration. Columns that would say nothing are left out."""
-    found = rows(runs)
-    first = [row.runs[0] for row in found]
-    columns: dict[str, list[str]] = {
-        "preset": [str(run["benchmark"]) for run in first],
-        "method": [str(run["method"]) for run in first],
-        "agents": [f"{run['topology']} {run['agents']}" for run in first],
-        "variant": [row.variant for row in found],
-        "seeds": [str(len(row.runs)) for row in found],
-        "ACC %": [row.over_seeds("acc") for row in found],
-        "BWT %": [row.over_seeds("bwt") for row in found],
-        "sent": [row.mean_size("train_bytes", "boundary_bytes") for row in found],
-        "cc": [row.over_seeds("traffic", "cc") for row in found],
-        "ms a step": [row.over_seeds("timing", "ms_per_iteration").partition(" ")[0] for row in found],
-        "status": [row.status for row in found],
+    """A row a configuration, for a terminal."""
+    return formats.table(sheet(runs))
+
+
+def sheet(runs: Runs, paper: bool = False) -> Sheet:
+    """A row a configuration; with `paper`, beside the paper's. Columns that would say nothing are left out."""
+    found = in_order(rows(runs)) if paper else rows(runs)
+    scores = _beside_the_paper(found) if paper else _scores(found)
+    columns = [*_names(found, paper), *scores, Column("status", [row.status for row in found], words=True)]
+    if {row.status for row in found} == {"complete"}:
+        del columns[-1]
+    return Sheet("results", columns, NOTE if paper else "", [_record(row, paper) for row in found])
+
+
+def _names(found: Sequence[Row], paper: bool) -> list[Column]:
+    """Which runs a row is about."""
+    first = [row.first for row in found]
+    names = {(run["benchmark"], run["method"], run["topology"], run["agents"]) for run in first}
+    columns = [
+        Column("preset", [str(run["benchmark"]) for run in first], words=True),
+        Column("method", [str(run["method"]) for run in first], words=True),
+        Column("agents", [f"{run['topology']} {run['agents']}" for run in first], words=True),
+        Column("variant", _variants(found), words=True, fold=True),
+        Column("seeds", [str(len(row.runs)) for row in found]),
+    ]
+    shown = {
+        "preset": len({run["benchmark"] for run in first}) > 1,
+        "variant": any(row.variant for row in found) if paper else len(names) < len(found),
     }
-    if len(set(columns["preset"])) == 1:
-        del columns["preset"]
-    if len({(run["benchmark"], run["method"], run["topology"], run["agents"]) for run in first}) == len(first):
-        del columns["variant"]
-    if set(columns["status"]) == {"complete"}:
-        del columns["status"]
-    table = blank("results")
-    for title in columns:
-        words = title in ("preset", "method", "agents", "variant", "status")
-        table.add_column(title, justify="left" if words else "right", no_wrap=True)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*cells)
-    return table
+    return [column for column in columns if shown.get(column.title, True)]
 
 
-def blank(title: str) -> Table:
-    """A table without columns yet, in the style of all of them."""
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
-    )
+def _variants(found: Sequence[Row]) -> list[str]:
+    """What is said about variants, cut where that leaves them different."""
+    full = [row.variant for row in found]
+    short = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in full]
+    return short if len(set(short)) == len(set(full)) else full
+
+
+def _scores(found: Sequence[Row]) -> list[Column]:
+    return [
+        Column("ACC %", [str(row.over_seeds("acc")) for row in found]),
+        Column("BWT %", [str(row.over_seeds("bwt")) for row in found]),
+        Column("sent", [size(row.mean_bytes("train_bytes", "boundary_bytes")) for row in found]),
+        Column("cc", [str(row.over_seeds("traffic", "cc")) for row in found]),
+        Column("ms a step", [str(row.over_seeds("timing", "ms_per_iteration")._replace(std=None)) for row in found]),
+    ]
+
+
+def _beside_the_paper(found: Sequence[Row]) -> list[Column]:
+    """Ours, the paper's and the difference, three columns a score."""
+    columns = []
+    for name, unit in {"acc": " %", "bwt": " %", "cc": ""}.items():
+        pairs, title = [beside(row)[name] for row in found], name.upper()
+        columns += [
+            Column(title + unit, [str(pair.ours) for pair in pairs], fold=True),
+            Column(f"paper {title}", [str(pair.paper) for pair in pairs], fold=True),
+            Column(f"Δ {title}", [_signed(pair.difference) for pair in pairs]),
+        ]
+    return [*columns, Column("cc", [str(row.over_seeds("traffic", "cc")) for row in found], fold=True)]
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+z.2f}"
+
+
+def _record(row: Row, paper: bool) -> dict[str, Any]:
+    """A row for machines: every number as it is."""
+    acc, bwt, reference = row.over_seeds("acc"), row.over_seeds("bwt"), row.over_seeds("traffic", "cc_reference")
+    return {
+        **{name: row.first[name] for name in ("benchmark", "method", "topology", "agents")},
+        "variant": row.variant,
+        "status": row.status,
+        "seeds": len(row.runs),
+        "acc": acc.mean,
+        "acc_std": acc.std,
+        "bwt": bwt.mean,
+        "bwt_std": bwt.std,
+        "cc": row.over_seeds("traffic", "cc").mean,
+        "cc_reference": reference.mean,
+        "cc_reference_std": reference.std,
+        "ms_per_iteration": row.over_seeds("timing", "ms_per_iteration").mean,
+        **(_paper_record(row) if paper else {}),
+    }
+
+
+def _paper_record(row: Row) -> dict[str, float | None]:
+    pairs = beside(row)
+    return {
+        "paper_acc": pairs["acc"].paper.mean,
+        "paper_acc_std": pairs["acc"].paper.std,
+        "paper_bwt": pairs["bwt"].paper.mean,
+        "paper_bwt_std": pairs["bwt"].paper.std,
+        "paper_cc": pairs["cc"].paper.mean,
+        **{f"{name}_difference": pair.difference for name, pair in pairs.items()},
+    }
 
 
 def forgetting(named: Sequence[tuple[str, Metrics]], tasks: Sequence[str]) -> Table:
     """For each run, a task's accuracy right after it was learned and at the end."""
-    table = blank("accuracy in %: when learned → at the end")
+    table = formats.blank("accuracy in %: when learned → at the end")
     table.add_column("task")
     for name, _ in named:
         table.add_column(name, justify="right")

@@ -1,0 +1,121 @@
+"""A sheet of results -> text, Markdown, LaTeX, CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDEST = 1000  # more than any table
+
+
+class Column(NamedTuple):
+    title: str
+    cells: Sequence[str]
+    words: bool = False  # to the left; numbers are to the right
+    fold: bool = False  # where there is little room, words may stand under each other
+
+    def longest_word(self) -> int:
+        return max(len(word) for text in (self.title, *self.cells) for word in text.split())
+
+
+class Sheet(NamedTuple):
+    """Columns for people, and the same rows as records for machines."""
+
+    title: str
+    columns: Sequence[Column]
+    note: str
+    records: Sequence[Mapping[str, Any]]
+
+    def lines(self) -> Iterable[tuple[str, ...]]:
+        return zip(*(column.cells for column in self.columns), strict=True)
+
+
+def blank(title: str) -> Table:
+    """A table without columns yet, in the style of all of them."""
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
+
+
+def table(sheet: Sheet, folded: bool = False) -> Table:
+    """For a terminal, without the note. `folded`: as narrow as whole words and numbers let it be."""
+    out = blank(sheet.title)
+    for column in sheet.columns:
+        side: Literal["left", "right"] = "left" if column.words else "right"
+        width = column.longest_word() if folded and column.fold else None
+        out.add_column(column.title, justify=side, no_wrap=width is None, width=width)
+    for cells in sheet.lines():
+        out.add_row(*map(Text, cells))
+    return out
+
+
+def show(sheet: Sheet, console: Console, whole: bool = False) -> None:
+    """The table, folded where the console is too narrow, and its note. `whole`: rather long lines than a cut number."""
+    room, console.width = console.width, WIDEST
+    fits = console.measure(table(sheet)).maximum <= room
+    console.width = WIDEST if whole else room
+    console.print(table(sheet, folded=not fits))
+    console.width = room
+    if sheet.note:
+        console.print(sheet.note, style="dim", highlight=False)
+
+
+def markdown(sheet: Sheet) -> str:
+    """A table as GitHub shows it."""
+    titles = [column.title for column in sheet.columns]
+    rules = ["---" if column.words else "---:" for column in sheet.columns]
+    lines = [" | ".join(cell.replace("|", r"\|") for cell in cells) for cells in (titles, rules, *sheet.lines())]
+    return "\n".join([*(f"| {line} |" for line in lines), *(["", sheet.note] if sheet.note else [])]) + "\n"
+
+
+ESCAPES = str.maketrans(
+    {character: f"\\{character}" for character in "%_&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "…": r"\ldots{}"}
+    | {"±": r"$\pm$", "Δ": r"$\Delta$", "−": "$-$"}
+)
+
+
+def latex(sheet: Sheet) -> str:
+    """A tabular, the note under it."""
+    spec = "".join("l" if column.words else "r" for column in sheet.columns)
+    head = " & ".join(column.title.translate(ESCAPES) for column in sheet.columns)
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{{spec}}}",
+        "\\toprule",
+        f"{head} \\\\",
+        "\\midrule",
+        *(f"{' & '.join(_latex_cells(sheet, cells))} \\\\" for cells in sheet.lines()),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    if sheet.note:
+        lines.append(f"\\par\\smallskip{{\\footnotesize {sheet.note.translate(ESCAPES)}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _latex_cells(sheet: Sheet, cells: Sequence[str]) -> Iterable[str]:
+    """Cells with a true minus sign before numbers."""
+    for column, cell in zip(sheet.columns, cells, strict=True):
+        text = cell.translate(ESCAPES)
+        yield text if column.words else re.sub(r"([+-])(?=\d)", r"$\1$", text)
+
+
+def comma_separated(sheet: Sheet) -> str:
+    """The records at full precision; empty where there is no value."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(sheet.records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(sheet.records)
+    return out.getvalue()
+
+
+PLAIN: dict[str, Callable[[Sheet], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+FORMATS = ("text", *PLAIN)

@@ -1,0 +1,72 @@
+"""Table 1 of the paper, as it is printed there, and our rows beside it."""
+
+import csv
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from codecl.config import preset
+from codecl.errors import ConfigError
+from codecl.report.rows import Metrics, Row, Score
+
+ORDER = ("stl", "d-ewc", "codec-full", "codec")  # of the methods in the paper; others follow
+OURS = {"acc": ("acc",), "bwt": ("bwt",), "cc": ("traffic", "cc_reference")}  # cc_reference: counted as the authors do
+Key = tuple[str, str, int, str]  # benchmark, topology, agents, method
+
+
+class Beside(NamedTuple):
+    """A score of ours, the paper's, and ours − the paper's where both tell of the same tasks."""
+
+    ours: Score
+    paper: Score
+    difference: float | None
+
+
+def beside(row: Row) -> dict[str, Beside]:
+    """acc, bwt and cc of a row beside the paper's."""
+    printed = _table().get(_key(row.first), {})
+    out = {}
+    for name, path in OURS.items():
+        ours, paper = row.over_seeds(*path), printed.get(name, Score())
+        out[name] = Beside(ours, paper, None if row.status == "partial" else _difference(ours, paper))
+    return out
+
+
+def _difference(ours: Score, paper: Score) -> float | None:
+    return None if ours.mean is None or paper.mean is None else ours.mean - paper.mean
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """As the paper has them: benchmark, agents, topology, method."""
+
+    def place(row: Row) -> tuple[str, int, str, int, str]:
+        run = row.first
+        method = ORDER.index(run["method"]) if run["method"] in ORDER else len(ORDER)
+        return run["benchmark"], run["agents"], run["topology"], method, run["method"]
+
+    return sorted(rows, key=place)
+
+
+def _key(run: Metrics) -> Key | None:
+    """Where the paper's table has a run; None for a preset that is not here."""
+    try:
+        benchmark = preset(run["benchmark"]).paper
+    except ConfigError:
+        return None
+    return benchmark, run["topology"], run["agents"], run["method"]
+
+
+@cache
+def _table() -> dict[Key | None, dict[str, Score]]:
+    text = (resources.files("codecl") / "report" / "table1.csv").read_text(encoding="utf-8")
+    return {
+        (line["benchmark"], line["topology"], int(line["agents"]), line["method"]): {
+            name: Score(_number(line[name]), _number(line.get(f"{name}_std", ""))) for name in OURS
+        }
+        for line in csv.DictReader(text.splitlines())
+    }
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None

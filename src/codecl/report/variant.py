@@ -1,0 +1,50 @@
+"""What a run has other than its preset, in words."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from codecl.config import RunConfig, preset, resolve
+from codecl.errors import CodeclError
+from codecl.methods import METHODS
+from codecl.record import read_config
+
+# in columns of their own, or longer than words can be
+LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topology.edges", "sources")
+
+
+def variant(folder: Path, run: Mapping[str, Any]) -> str:
+    """`penalty_step=implicit`; where the config cannot say it, the digest at the end of the configuration's folder."""
+    digest = folder.parent.name.partition(f"{run['topology']}{run['agents']}-")[2]
+    try:
+        return in_words(read_config(folder)) or digest
+    except CodeclError:  # no config, or a preset that is not here
+        return digest
+
+
+def in_words(config: RunConfig) -> str:
+    """Fields that the preset has otherwise for this method, as `--set` takes them; empty for a method of the user's
+    own, whose code is not run to look at a table."""
+    if config.method.name not in METHODS:
+        return ""
+    start = _flat(resolve(preset(config.preset), {"method": {"name": config.method.name}}))
+    changed = {field: value for field, value in _flat(config).items() if start.get(field) != value}
+    return ", ".join(f"{field.removeprefix('method.')}={_value(value)}" for field, value in changed.items())
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    """Fields by their dotted names."""
+
+    def walk(value: Any, path: str) -> dict[str, Any]:
+        if path in LEFT_OUT:
+            return {}
+        if not isinstance(value, dict):
+            return {path: value}
+        return {k: v for key, part in value.items() for k, v in walk(part, f"{path}.{key}".strip(".")).items()}
+
+    return walk(config.model_dump(mode="json"), "")
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
