@@ -62,9 +62,11 @@ def _classes(images: ImageSet, entry: Entry | None) -> str:
     """The class that has no images, in words."""
     classes = entry.classes if entry else int(max(images.train_labels.max(), images.test_labels.max())) + 1
     for split, (_, labels) in images.splits().items():
-        absent = np.flatnonzero(np.bincount(labels, minlength=min(classes, 1 << 20))[:classes] == 0)
-        if len(absent):
-            return f"class {absent[0]} has no {'training' if split == 'train' else 'test'} images"
+        present = np.unique(labels)
+        gaps = np.flatnonzero(present != np.arange(len(present)))
+        absent = int(gaps[0]) if len(gaps) else len(present)
+        if absent < classes:
+            return f"class {absent} has no {'training' if split == 'train' else 'test'} images"
     return ""
 
 

@@ -13,8 +13,8 @@ from codecl.errors import DataError
 
 __all__ = ["TAKEN", "Ask", "read"]
 TAKEN = (
-    "a CIFAR archive (python or binary), idx files, SVHN's .mat files, train.pkl and test.pkl, image files in class"
-    " folders (also zipped), an .npz, or a .safetensors"
+    "a CIFAR archive (python or binary), a folder with idx files, with SVHN's .mat files or with train.pkl and test.pkl"
+    ", image files in class folders (also zipped), an .npz, or a .safetensors"
 )
 
 

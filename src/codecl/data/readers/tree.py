@@ -16,7 +16,7 @@ BROKEN = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, R
 
 @dataclass(frozen=True)
 class Tree:
-    """`names`: of the files, with `/`, sorted, without hidden ones."""
+    """`names`: of the files, with `/`, sorted, without hidden ones and those that point outside."""
 
     where: Path
     names: tuple[str, ...]
