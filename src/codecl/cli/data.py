@@ -76,7 +76,7 @@ def fetch(
     """Download a data set, check it, and make its data set file."""
     from codecl.data import fetching, store
     from codecl.data.catalogue import CATALOGUE
-    from codecl.data.check import judge
+    from codecl.data.check import standing
     from codecl.registry import near
 
     if name not in CATALOGUE:
@@ -85,7 +85,7 @@ def fetch(
         raise ConfigError(f"--from: {mirror!r} is not allowed; it starts with http:// or https://")
     path = store.path_of(name)
     if path.exists() and not again:
-        verdict = judge(store.read(name), CATALOGUE[name])
+        verdict = standing(name)
         if verdict.word == "wrong":
             raise DataError(f"data set {name!r}: {path} is there, but {verdict.why}; `--again` replaces it")
         typer.echo(f"{name}: there already, {verdict.word}: {verdict.why}; `--again` fetches it anew")
@@ -156,12 +156,14 @@ def _tell(name: str, kept: "Kept") -> None:
 
     for note in kept.images.notes:
         print(f"codecl: {name}: {note}", file=sys.stderr)
-    if kept.verdict.why.startswith("kept as it is"):
-        print(f"codecl: {name}: {kept.verdict.why}", file=sys.stderr)
+    word = kept.verdict.word
+    if word == "wrong":
+        word = "as it is"
+        print(f"codecl: {name}: kept as it is, though {kept.verdict.why}", file=sys.stderr)
     counts = len(kept.images.train_labels), len(kept.images.test_labels)
     done = "in" if kept.written else "there already, in"
     shape = by(kept.images.train_images.shape[1:])
-    typer.echo(f"{name}: {plus(counts)} images of {shape}, {done} {kept.path} ({kept.verdict.word})")
+    typer.echo(f"{name}: {plus(counts)} images of {shape}, {done} {kept.path} ({word})")
 
 
 @data.command()
@@ -171,8 +173,7 @@ def verify(
     """Check data set files: counts, shapes, labels, a class without images, and the content digest."""
     from codecl.data import store
     from codecl.data.adding import check_name
-    from codecl.data.catalogue import CATALOGUE
-    from codecl.data.check import Verdict, judge
+    from codecl.data.check import standing
 
     found = [check_name(name)] if name else store.names()
     if not found:
@@ -181,10 +182,7 @@ def verify(
         raise store.missing(name)
     bad = False
     for each in found:
-        try:
-            verdict = judge(store.read(each), CATALOGUE.get(each))
-        except DataError as error:
-            verdict = Verdict("wrong", str(error))
+        verdict = standing(each)
         bad = bad or verdict.word == "wrong"
         typer.echo(f"{each}: {verdict.word}: {verdict.why}")
     if bad:

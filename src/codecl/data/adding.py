@@ -12,7 +12,7 @@ from codecl.errors import ConfigError, DataError
 
 
 class Kept(NamedTuple):
-    """What came in: the file, whether it was written now, the verdict on it, and what the reader left out."""
+    """What came in: the file, whether it was written now, the images, and the verdict (`wrong`: kept as it is)."""
 
     path: Path
     written: bool
@@ -39,11 +39,10 @@ def keep(
 ) -> Kept:
     """Writes a data set that is what its name says (`as_it_is`: that is at least sound), and never over another one."""
     verdict = judge(images, entry)
-    if verdict.word == "wrong" and as_it_is and judge(images, None).word != "wrong":
-        verdict = Verdict("own", f"kept as it is, though {verdict.why}")
-    if verdict.word == "wrong":
+    unsound = judge(images, None) if as_it_is else verdict
+    if unsound.word == "wrong":
         way = "; `--as-it-is` keeps it nevertheless, or take a name of your own" if entry and not as_it_is else ""
-        raise DataError(f"data set {name!r}: {verdict.why}{way}")
+        raise DataError(f"data set {name!r}: {unsound.why}{way}")
     path = store.path_of(name)
     if path.exists() and not again:
         if _same(name, images):

@@ -4,9 +4,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from codecl.data.catalogue import Entry
+from codecl.data.catalogue import CATALOGUE, Entry
 from codecl.data.digest import content
-from codecl.data.store import ImageSet
+from codecl.data.store import ImageSet, read
+from codecl.errors import DataError
 
 
 class Verdict(NamedTuple):
@@ -31,6 +32,14 @@ def judge(images: ImageSet, entry: Entry | None) -> Verdict:
         return Verdict("wrong", f"counts and shapes fit, but images or labels are not the original's ({found[:16]}…)")
     beside = "is not that of the known copy" if entry.digests else "has nothing to be compared with"
     return Verdict("fits", f"counts, shapes and labels as published; the content digest {found[:16]}… {beside}")
+
+
+def standing(name: str) -> Verdict:
+    """The verdict on the data set file of this name."""
+    try:
+        return judge(read(name), CATALOGUE.get(name))
+    except DataError as error:
+        return Verdict("wrong", str(error))
 
 
 def _unsound(images: ImageSet) -> str:

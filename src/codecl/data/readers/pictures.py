@@ -71,9 +71,7 @@ def _given(tree: Tree, names: list[str]) -> dict[str, list[str]] | None:
 def _cut(tree: Tree, names: list[str], ask: Ask) -> dict[str, list[str]]:
     """A part of every class for the test, chosen by the seed; order stays."""
     if ask.test_part is None:
-        raise DataError(
-            f"{tree.where}: no train and test folders with classes in them; `--test-part 0.2` cuts a test part"
-        )
+        raise DataError(f"{tree.where}: no train and test folders with classes in them; `--test-part 0.2` cuts one")
     by_class = defaultdict(list)
     for name in names:
         by_class[_class(name)].append(name)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from codecl.errors import DataError
 
+IN_MEMORY = 1 << 30  # bytes of a tar that are kept
 BROKEN = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, RuntimeError, NotImplementedError)
 
 
@@ -73,17 +74,24 @@ def _zip(path: Path) -> Iterator[Tree]:
 def _tar(path: Path) -> Iterator[Tree]:
     try:
         archive = tarfile.open(path)  # noqa: SIM115  (closed below; opening alone may fail)
-        members = {member.name.removeprefix("./"): member for member in archive if member.isfile()}
+        members = {}
+        held, room = {}, IN_MEMORY
+        for member in (member for member in archive if member.isfile()):
+            name = member.name.removeprefix("./")
+            members[name] = member
+            if member.size <= room:  # going back in a .tar.gz means unpacking it from its start
+                held[name], room = _member(archive, member), room - member.size
     except BROKEN as error:
         raise DataError(f"{path}: not a whole archive ({error})") from error
 
-    def fetch(name: str) -> bytes:
-        file = archive.extractfile(members[name])
-        assert file is not None  # only regular files are listed
-        data = file.read()
-        if len(data) != members[name].size:
-            raise EOFError("it ends too early")
-        return data
-
     with archive:
-        yield _tree(path, list(members), fetch)
+        yield _tree(path, list(members), lambda name: held.get(name) or _member(archive, members[name]))
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None  # only regular files are asked for
+    data = file.read()
+    if len(data) != member.size:
+        raise EOFError("it ends too early")
+    return data
