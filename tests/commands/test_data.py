@@ -1,16 +1,22 @@
 """`codecl data` as a user types it."""
 
+import os
+import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
+from codecl.data.check import by, plus
 from tests.conftest import ROOT
 from tests.data import canonical
+from tests.data.server import serving
 from tests.data.test_readers import spread
 
 REAL = ROOT.parent / "shared" / "data"
@@ -120,9 +126,28 @@ def test_mistakes_are_one_line_and_leave_nothing(data, tmp_path, words, code, sa
 def test_fetch_does_not_repeat_or_replace_by_itself(data, tmp_path):
     path, _ = canonical.write("mnist", tmp_path / "a", 20, 10)
     assert data("add", "mnist", path, "--as-it-is").returncode == 0
-    assert "is there, but 20 + 10 images, should be 60,000 + 10,000; `--again` replaces it" in line(
-        data("fetch", "mnist"), 3
-    )
+    said = line(data("fetch", "mnist"), 3)
+    assert "is there, but 20 + 10 images, should be 60,000 + 10,000; `--again` replaces it" in said
+    (tmp_path / "data" / "mnist.safetensors").write_bytes(b"x")
+    assert "cannot be read" in line(data("fetch", "mnist"), 3)
+
+
+def test_on_a_terminal_a_download_shows_its_progress(tmp_path):
+    main, side = pty.openpty()
+    with serving({"cifar-10-python.tar.gz": bytes(3_000_000)}) as (address, _):
+        command = [str(Path(sys.executable).with_name("codecl")), "data", "fetch", "cifar10", "--from", address]
+        variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "CODECL_DATA": str(tmp_path)}
+        process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=variables)
+        os.close(side)
+        screen = b""
+        with suppress(OSError):  # the other side is closed
+            while some := os.read(main, 65536):
+                screen += some
+        assert process.wait(timeout=60) == 3
+    os.close(main)
+    assert re.search(r"cifar-10-python\.tar\.gz .*3\.0/3\.0 MB", screen.decode())
+    assert "codecl: data set 'cifar10': could not get cifar-10-python.tar.gz" in screen.decode()
+    assert not list(tmp_path.iterdir())
 
 
 def real(*parts):
@@ -154,3 +179,13 @@ def test_the_real_cifar100_is_ok(data, tmp_path):
     unpack = [sys.executable, str(real("unpack.py")), str(tmp_path / "data"), "cifar100"]
     subprocess.run(unpack, check=True, capture_output=True)
     assert data("verify", "cifar100").stdout.startswith("cifar100: ok: ")
+
+
+def test_the_page_on_data_names_what_there_is(cli, tmp_path):
+    page = (ROOT / "docs" / "data.md").read_text()
+    for entry in CATALOGUE.values():
+        assert f"| `{entry.name}` | {by(entry.shape)} | {entry.classes} | {plus(entry.counts[0])} |" in page
+    commands = set(re.findall(r"^\$ codecl data (\w+)", page, re.M))
+    assert commands == {"list", "fetch", "add", "verify"}
+    shown = "".join(cli("data", command, "--help", cwd=tmp_path).stdout for command in commands)
+    assert set(re.findall(r"--[a-z-]+[a-z]", page)) <= set(re.findall(r"--[a-z-]+[a-z]", shown))

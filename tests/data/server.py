@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def serving(files, cut=(), stall=()):
-    """Gives (address, names asked for). `files`: name -> bytes; those in `cut` end halfway, those in `stall` wait there."""
+    """Gives (address, names asked for). Files named in `cut` end halfway, those in `stall` wait there."""
     asked, stop = [], threading.Event()
 
     class Answer(BaseHTTPRequestHandler):

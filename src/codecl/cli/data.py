@@ -154,16 +154,15 @@ def add(
 def _tell(name: str, kept: "Kept") -> None:
     from codecl.data.check import by, plus
 
-    for note in kept.images.notes:
+    images, verdict = kept.images, kept.verdict
+    as_it_is = verdict.word == "wrong"
+    notes = (*images.notes, *([f"kept as it is, though {verdict.why}"] if as_it_is else []))
+    for note in notes:
         print(f"codecl: {name}: {note}", file=sys.stderr)
-    word = kept.verdict.word
-    if word == "wrong":
-        word = "as it is"
-        print(f"codecl: {name}: kept as it is, though {kept.verdict.why}", file=sys.stderr)
-    counts = len(kept.images.train_labels), len(kept.images.test_labels)
+    counts = plus((len(images.train_labels), len(images.test_labels)))
+    what = f"{counts} images of {by(images.train_images.shape[1:])}"
     done = "in" if kept.written else "there already, in"
-    shape = by(kept.images.train_images.shape[1:])
-    typer.echo(f"{name}: {plus(counts)} images of {shape}, {done} {kept.path} ({word})")
+    typer.echo(f"{name}: {what}, {done} {kept.path} ({'as it is' if as_it_is else verdict.word})")
 
 
 @data.command()
