@@ -132,6 +132,14 @@ def test_nobody_there(folder, tmp_path):
     assert contents(folder) == before
 
 
+def test_a_folder_that_was_not_there_is_not_left_behind(folder, tmp_path, monkeypatch):
+    entry, _, _ = small("mnist", tmp_path / "made", NOWHERE)
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path / "new"))
+    with pytest.raises(DataError):
+        fetching.fetch(entry)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_download_without_checksum_that_is_no_good_leaves_nothing(folder, tmp_path):
     entry, _, files = small("notmnist", tmp_path / "made")
     entry = replace(entry, files=tuple(replace(file, md5=None) for file in entry.files))

@@ -170,6 +170,14 @@ def test_a_file_cut_short_is_one_line(name, tmp_path):
     assert file.name in str(caught.value)
 
 
+def test_a_zip_with_a_broken_list_of_its_files(tmp_path):
+    path, _ = canonical.write("notmnist", tmp_path, 20, 20)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"PK\x01\x02", b"PK\x01\x09"))
+    with pytest.raises(DataError, match=r"notMNIST\.zip: not a whole archive"):
+        readers.read(path)
+
+
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match=r"there is no .*nowhere; `codecl data add NAME PATH` takes a CIFAR archive"):
         readers.read(tmp_path / "nowhere")

@@ -34,6 +34,7 @@ def start(context: typer.Context) -> None:
 def show() -> None:
     """The data sets that are known, those of your own, and which are there."""
     from rich.table import Table
+    from rich.text import Text
 
     from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
@@ -42,7 +43,7 @@ def show() -> None:
     for column in ("name", "image", "classes", "training", "test", "file"):
         table.add_column(column, justify="left" if column in ("name", "file") else "right")
     for name in dict.fromkeys((*CATALOGUE, *store.names())):
-        table.add_row(*_row(name))
+        table.add_row(*map(Text, _row(name)))  # text, whatever a file is called
     console = console_for(False)
     console.print(table)
     console.print(f"folder: {store.folder()}", highlight=False, markup=False, soft_wrap=True)

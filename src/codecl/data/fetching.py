@@ -24,6 +24,7 @@ def fetch(entry: Entry, *, mirror: str | None = None, again: bool = False, bar: 
             f"data set {entry.name!r} cannot be downloaded: {entry.by_hand}, then `codecl data add {entry.name} FOLDER`"
         )
     room = store.folder() / "downloads" / entry.name
+    ours = [room, room.parent, *([] if store.folder().exists() else [store.folder()])]
     try:
         for file in entry.files:
             urls = (f"{mirror.rstrip('/')}/{file.name}",) if mirror else file.urls
@@ -34,7 +35,7 @@ def fetch(entry: Entry, *, mirror: str | None = None, again: bool = False, bar: 
         shutil.rmtree(room)
         return kept
     finally:
-        for place in (room, room.parent):
+        for place in ours:
             with suppress(OSError):
                 place.rmdir()  # only where it is empty
 
@@ -76,6 +77,7 @@ def _why(error: Exception) -> str:
         "ConnectTimeout": "no answer",
         "ReadTimeout": "no answer",
         "ConnectionError": "no connection",
+        "ProxyError": "no connection through the proxy",
         "SSLError": "no trusted connection",
     }
     return words.get(type(error).__name__, str(error))

@@ -25,7 +25,7 @@ def _npy(tree: Tree, name: str) -> Array:
     data = tree.read(name)
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, MemoryError) as error:
         raise DataError(f"{tree.label(name)}: cannot be read ({error})") from error
 
 

@@ -65,7 +65,11 @@ def _walk(path: Path) -> list[str]:
 
 @contextmanager
 def _zip(path: Path) -> Iterator[Tree]:
-    with zipfile.ZipFile(path) as archive:
+    try:
+        archive = zipfile.ZipFile(path)
+    except BROKEN as error:
+        raise DataError(f"{path}: not a whole archive ({error})") from error
+    with archive:
         names = [member.filename for member in archive.infolist() if not member.is_dir()]
         yield _tree(path, names, archive.read)
 
