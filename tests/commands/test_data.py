@@ -54,7 +54,7 @@ def test_list_shows_what_is_known_and_what_is_there(data, tmp_path):
     for name in ("bad", "[red]"):
         (tmp_path / "data" / f"{name}.safetensors").write_bytes(b"x")
     shown = data("list").stdout
-    assert re.search(r"^svhn +3×32×32 +10 +73,257 +26,032 +there, 20 \+ 10 images", shown, re.M)
+    assert re.search(r"^svhn +3×32×32 +10 +73,257 +26,032 +246 MB +there, 20 \+ 10 images", shown, re.M)
     assert re.search(r"^mine +3×32×32 +20 +10 +your own", shown, re.M)
     assert re.search(r"^bad +broken", shown, re.M)
     assert re.search(r"^\[red\] +broken", shown, re.M)

@@ -40,7 +40,7 @@ def show() -> None:
     from codecl.data.catalogue import CATALOGUE
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "image", "classes", "training", "test", "file"):
+    for column in ("name", "image", "classes", "training", "test", "download", "file"):
         table.add_column(column, justify="left" if column in ("name", "file") else "right")
     for name in dict.fromkeys((*CATALOGUE, *store.names())):
         table.add_row(*map(Text, _row(name)))  # text, whatever a file is called
@@ -59,13 +59,15 @@ def _row(name: str) -> list[str]:
     shapes = store.shapes(name) if there else None
     held = (shapes["train_labels"][0], shapes["test_labels"][0]) if shapes else (0, 0)
     if name not in CATALOGUE:
-        facts = [by(tuple(shapes["train_images"][1:])), "", f"{held[0]:,}", f"{held[1]:,}"] if shapes else [""] * 4
+        facts = [by(tuple(shapes["train_images"][1:])), "", f"{held[0]:,}", f"{held[1]:,}", ""] if shapes else [""] * 5
         return [name, *facts, "your own" if shapes else "broken"]
     entry = CATALOGUE[name]
     other = "" if held in entry.counts else f", {plus(held)} images"
     state = f"there{other}" if shapes else "broken" if there else "-"
     train, test = entry.counts[0]
-    return [name, by(entry.shape), str(entry.classes), f"{train:,}", f"{test:,}", state]
+    size = sum(file.size or 0 for file in entry.files)
+    download = f"{size / 1e6:.0f} MB" if size else "yes" if entry.files else "by hand"
+    return [name, by(entry.shape), str(entry.classes), f"{train:,}", f"{test:,}", download, state]
 
 
 @data.command()
