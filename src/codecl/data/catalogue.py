@@ -105,7 +105,10 @@ _ENTRIES = (
         # 16,853 + 1,873 files, two of which are empty: wherever these two lie, that many images are left.
         counts=((16_853, 1_873), (16_853, 1_871), (16_852, 1_872), (16_851, 1_873)),
         files=_files(
-            ("https://github.com/facebookresearch/Adversarial-Continual-Learning/raw/main/data/",),
+            tuple(
+                f"https://github.com/facebookresearch/Adversarial-Continual-Learning/raw/{branch}/data/"
+                for branch in ("main", "master")
+            ),
             ("notMNIST.zip", None, None),
         ),
         digests=("6e86fefab4f5a5222c71378590bdbd01a39ec7c21cb050f5d87a9f870f134435",),
