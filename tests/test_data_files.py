@@ -40,7 +40,9 @@ def test_split_cifar100_is_ten_tasks_of_ten_classes_in_label_order(folder):
 
 
 def test_a_file_that_is_not_there_or_broken_is_said_in_one_line(folder):
-    with pytest.raises(DataError, match=r"data set 'cifar100': there is no .*cifar100.safetensors; put the file there"):
+    with pytest.raises(
+        DataError, match=r"data set 'cifar100': there is no .*cifar100.safetensors; `codecl data fetch cifar100` gets"
+    ):
         STREAMS["split-cifar100"]()
     (folder / "cifar100.safetensors").write_bytes(b"12345678 not a data set")
     with pytest.raises(DataError, match="cannot be read"):

@@ -1,7 +1,6 @@
 """Data set files: `<name>.safetensors` in the data folder, with images and labels for training and test."""
 
 import hashlib
-import os
 from functools import cache
 from pathlib import Path
 
@@ -10,15 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from codecl.cache import folder as cache_folder
+from codecl.data.store import PARTS, folder, missing
 from codecl.errors import DataError
 
-PARTS = ("train_images", "train_labels", "test_images", "test_labels")
-
-
-def folder() -> Path:
-    """`$CODECL_DATA`, or the user's cache folder."""
-    return Path(os.environ["CODECL_DATA"]) if os.environ.get("CODECL_DATA") else cache_folder()
+__all__ = ["digest", "folder", "load"]
 
 
 def digest(name: str) -> str | None:
@@ -41,16 +35,14 @@ def load(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """((training images, labels), (test images, labels)); images uint8 [n, channels, height, width]."""
     path = folder() / f"{name}.safetensors"
     if not path.is_file():
-        raise DataError(
-            f"data set {name!r}: there is no {path}; put the file there, or set CODECL_DATA to the folder that has it"
-        )
+        raise missing(name)
     try:
         held = load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"data set {name!r}: {path} cannot be read ({error})") from error
-    missing = [part for part in PARTS if part not in held]
-    if missing:
-        raise DataError(f"data set {name!r}: {path} lacks {', '.join(missing)}")
+    lacking = [part for part in PARTS if part not in held]
+    if lacking:
+        raise DataError(f"data set {name!r}: {path} lacks {', '.join(lacking)}")
     for split in ("train", "test"):
         images, labels = held[f"{split}_images"], held[f"{split}_labels"]
         if images.ndim != 4 or images.dtype != torch.uint8 or labels.shape != images.shape[:1] or not len(labels):

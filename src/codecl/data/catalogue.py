@@ -1,0 +1,132 @@
+"""The data sets that are known by name: where their files are, what they hold, and how to tell them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as its authors publish it. `md5` and `size` are None where none is published."""
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A data set. `counts`: the (training, test) images that are right; `digests`: content digests of good copies.
+
+    `exact`: the digest is that of the published files themselves, so that anything else is not this data set."""
+
+    name: str
+    shape: tuple[int, int, int]
+    classes: int
+    counts: tuple[tuple[int, int], ...]
+    files: tuple[File, ...] = ()
+    digests: tuple[str, ...] = ()
+    exact: bool = False
+    by_hand: str = ""
+
+
+def _files(places: tuple[str, ...], *files: tuple[str, str | None, int | None]) -> tuple[File, ...]:
+    return tuple(File(name, tuple(place + name for place in places), md5, size) for name, md5, size in files)
+
+
+_TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
+_ENTRIES = (
+    Entry(
+        name="cifar10",
+        shape=(3, 32, 32),
+        classes=10,
+        counts=((50_000, 10_000),),
+        files=_files(_TORONTO, ("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071)),
+    ),
+    Entry(
+        name="cifar100",
+        shape=(3, 32, 32),
+        classes=100,
+        counts=((50_000, 10_000),),
+        files=_files(_TORONTO, ("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437)),
+        digests=("c66c764a80749793e22e72c26c5f9e78a9d9bbd6acdda37bba4e4a8aaf6a0bda",),
+    ),
+    Entry(
+        name="mnist",
+        shape=(1, 28, 28),
+        classes=10,
+        counts=((60_000, 10_000),),
+        files=_files(
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                "https://storage.googleapis.com/cvdf-datasets/mnist/",
+                "http://yann.lecun.com/exdb/mnist/",
+            ),
+            ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+            ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+            ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+            ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+        ),
+        digests=("07ac05946c9c49e7179ecb65e025da6b72fe60d490daa51150f4703eddface12",),
+        exact=True,
+    ),
+    Entry(
+        name="fashion-mnist",
+        shape=(1, 28, 28),
+        classes=10,
+        counts=((60_000, 10_000),),
+        files=_files(
+            (
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+            ),
+            ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+            ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", 29_515),
+            ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+            ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+        ),
+        digests=("30a57c895412edb13d0ec57be31e72cd63d5f77a65e968bc93de1ca6dba88554",),
+        exact=True,
+    ),
+    Entry(
+        name="svhn",
+        shape=(3, 32, 32),
+        classes=10,
+        counts=((73_257, 26_032),),
+        files=_files(
+            ("http://ufldl.stanford.edu/housenumbers/",),
+            ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+            ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+        ),
+    ),
+    Entry(
+        name="notmnist",
+        shape=(1, 28, 28),
+        classes=10,
+        # 16,853 + 1,873 files, two of which are empty: wherever these two lie, that many images are left.
+        counts=((16_853, 1_873), (16_853, 1_871), (16_852, 1_872), (16_851, 1_873)),
+        files=_files(
+            tuple(
+                f"https://github.com/facebookresearch/Adversarial-Continual-Learning/raw/{branch}/data/"
+                for branch in ("main", "master")
+            ),
+            ("notMNIST.zip", None, None),
+        ),
+        digests=("6e86fefab4f5a5222c71378590bdbd01a39ec7c21cb050f5d87a9f870f134435",),
+    ),
+    Entry(
+        name="miniimagenet",
+        shape=(3, 84, 84),
+        classes=100,
+        counts=((50_000, 10_000),),
+        by_hand="make train.pkl and test.pkl as https://github.com/facebookresearch/Adversarial-Continual-Learning says"
+        " (its data/split_miniimagenet.py cuts 500 + 100 images a class)",
+    ),
+)
+CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+
+
+def way_to(name: str) -> str:
+    """The commands that bring this data set."""
+    add = f"`codecl data add {name} PATH` takes what you have"
+    fetched = name in CATALOGUE and CATALOGUE[name].files
+    return f"`codecl data fetch {name}` gets it, {add}" if fetched else add

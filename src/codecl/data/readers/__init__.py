@@ -1,0 +1,109 @@
+"""What people have -> a data set. The kind is found from the files that are there; no name is trusted further."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from codecl.data import store
+from codecl.data.readers import arrays, cifar, idx, matlab, pictures
+from codecl.data.readers.pictures import Ask
+from codecl.data.readers.tree import Tree, opened
+from codecl.errors import DataError
+
+__all__ = ["TAKEN", "Ask", "read"]
+TAKEN = (
+    "a CIFAR archive (python or binary), a folder with idx files, with SVHN's .mat files or with train.pkl and test.pkl"
+    ", image files in class folders (also zipped), an .npz, or a .safetensors"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`needs`: the files that must lie in one folder, as patterns of their names."""
+
+    title: str
+    needs: dict[str, str]
+    read: Callable[[Tree, dict[str, list[str]]], store.ImageSet]
+
+
+def _idx(split: str, what: str, axes: int) -> str:
+    return rf"{split}[-_.]{what}[-_.]idx{axes}[-_.]ubyte(\.gz)?"
+
+
+KINDS = (
+    Kind("CIFAR-10 (python)", {"train": r"data_batch_\d+", "test": "test_batch"}, cifar.python),
+    Kind("CIFAR-100 (python)", {"train": "train", "test": "test"}, cifar.python),
+    Kind("CIFAR-10 (binary)", {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"}, cifar.binary10),
+    Kind("CIFAR-100 (binary)", {"train": r"train\.bin", "test": r"test\.bin"}, cifar.binary100),
+    Kind(
+        "idx files",
+        {
+            "train images": _idx("train", "images", 3),
+            "train labels": _idx("train", "labels", 1),
+            "test images": _idx("(t10k|test)", "images", 3),
+            "test labels": _idx("(t10k|test)", "labels", 1),
+        },
+        idx.read,
+    ),
+    Kind("SVHN", {"train": r"train_32x32\.mat", "test": r"test_32x32\.mat"}, matlab.read),
+    Kind("pickles", {"train": r"train\.pkl", "test": r"test\.pkl"}, arrays.pickles),
+    Kind(
+        "arrays",
+        {
+            "train images": r"(train_images|x_train)\.npy",
+            "train labels": r"(train_labels|y_train)\.npy",
+            "test images": r"(test_images|x_test)\.npy",
+            "test labels": r"(test_labels|y_test)\.npy",
+        },
+        arrays.npz,
+    ),
+)
+
+
+def read(path: Path, ask: Ask | None = None) -> store.ImageSet:
+    """The data set in a file, an archive or a folder."""
+    if not path.exists():
+        raise DataError(f"there is no {path}; `codecl data add NAME PATH` takes {TAKEN}")
+    if path.suffix == ".safetensors":
+        return store.read_file(path)
+    with opened(path) as tree:
+        for kind in KINDS:
+            parts = _parts(tree, kind)
+            if parts:
+                return kind.read(tree, parts)
+        found = pictures.read(tree, ask or Ask())
+        if found is not None:
+            return found
+        raise DataError(f"{path}: {_nearly(tree)}; taken is {TAKEN}")
+
+
+def _parts(tree: Tree, kind: Kind) -> dict[str, list[str]] | None:
+    """The files of each role, all in one folder; None where this kind is not there."""
+    whole = [(place, roles) for place, roles in _roles(tree, kind).items() if all(roles.values())]
+    if len(whole) > 1:
+        places = ", ".join(place for place, _ in whole)
+        raise DataError(f"{tree.where}: {kind.title} in several folders ({places}); name one of them")
+    return whole[0][1] if whole else None
+
+
+def _roles(tree: Tree, kind: Kind) -> dict[str, dict[str, list[str]]]:
+    """By folder: the files that fit each role."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in tree.names:
+        file = PurePosixPath(name)
+        for role, pattern in kind.needs.items():
+            if re.fullmatch(pattern, file.name):
+                roles = found.setdefault(str(file.parent), {role: [] for role in kind.needs})
+                roles[role].append(name)
+    return found
+
+
+def _nearly(tree: Tree) -> str:
+    """What is missing of the kind that comes nearest, in words."""
+    for kind in KINDS:
+        for roles in _roles(tree, kind).values():
+            absent = [role for role, names in roles.items() if not names]
+            there = next(name for names in roles.values() for name in names)
+            return f"{there} is there, but nothing for {', '.join(absent)} beside it ({kind.title})"
+    return "nothing in it that is known"

@@ -1,0 +1,101 @@
+"""A folder, a zip or a tar as names and bytes. Nothing is ever unpacked onto the disk."""
+
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from codecl.errors import DataError
+
+IN_MEMORY = 1 << 30  # bytes of a tar that are kept
+BROKEN = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, RuntimeError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`names`: of the files, with `/`, sorted, without hidden ones and those that point outside."""
+
+    where: Path
+    names: tuple[str, ...]
+    fetch: Callable[[str], bytes]
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.fetch(name)
+        except BROKEN as error:
+            raise DataError(f"{self.label(name)}: cannot be read ({error})") from error
+
+    def label(self, name: str) -> str:
+        """How a file is called in errors."""
+        return f"{self.where}: {name}"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Tree]:
+    """The files in a folder or an archive."""
+    if path.is_dir():
+        yield _tree(path, _walk(path), lambda name: (path / name).read_bytes())
+        return
+    try:
+        opener = _zip if zipfile.is_zipfile(path) else _tar if tarfile.is_tarfile(path) else None
+    except BROKEN as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if opener is None:
+        yield Tree(path, (), lambda name: b"")
+    else:
+        with opener(path) as tree:
+            yield tree
+
+
+def _tree(path: Path, names: list[str], fetch: Callable[[str], bytes]) -> Tree:
+    seen = (name for name in names if not any(part.startswith((".", "__MACOSX")) for part in name.split("/")))
+    return Tree(path, tuple(sorted(seen)), fetch)
+
+
+def _walk(path: Path) -> list[str]:
+    found = []
+    for place, _, files in os.walk(path):
+        found += [(Path(place) / file).relative_to(path).as_posix() for file in files]
+    return found
+
+
+@contextmanager
+def _zip(path: Path) -> Iterator[Tree]:
+    try:
+        archive = zipfile.ZipFile(path)
+    except BROKEN as error:
+        raise DataError(f"{path}: not a whole archive ({error})") from error
+    with archive:
+        names = [member.filename for member in archive.infolist() if not member.is_dir()]
+        yield _tree(path, names, archive.read)
+
+
+@contextmanager
+def _tar(path: Path) -> Iterator[Tree]:
+    try:
+        archive = tarfile.open(path)  # noqa: SIM115  (closed below; opening alone may fail)
+        members = {}
+        held, room = {}, IN_MEMORY
+        for member in (member for member in archive if member.isfile()):
+            name = member.name.removeprefix("./")
+            members[name] = member
+            if member.size <= room:  # going back in a .tar.gz means unpacking it from its start
+                held[name], room = _member(archive, member), room - member.size
+    except BROKEN as error:
+        raise DataError(f"{path}: not a whole archive ({error})") from error
+
+    with archive:
+        yield _tree(path, list(members), lambda name: held.get(name) or _member(archive, members[name]))
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None  # only regular files are asked for
+    data = file.read()
+    if len(data) != member.size:
+        raise EOFError("it ends too early")
+    return data

@@ -1,0 +1,113 @@
+"""The data folder and the files in it, without torch: data set files are read and written whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codecl.cache import folder as cache_folder
+from codecl.data.catalogue import way_to
+from codecl.errors import DataError
+
+PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+Array = NDArray[Any]
+Split = tuple[Array, Array]  # images and labels
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images uint8 [n, channels, height, width] and int64 labels [n]; notes: what a reader left out."""
+
+    train_images: Array
+    train_labels: Array
+    test_images: Array
+    test_labels: Array
+    notes: tuple[str, ...] = ()
+
+    def splits(self) -> dict[str, Split]:
+        return {"train": (self.train_images, self.train_labels), "test": (self.test_images, self.test_labels)}
+
+
+def folder() -> Path:
+    """`$CODECL_DATA`, or the user's cache folder."""
+    return Path(os.environ["CODECL_DATA"]) if os.environ.get("CODECL_DATA") else cache_folder()
+
+
+def path_of(name: str) -> Path:
+    return folder() / f"{name}.safetensors"
+
+
+def names() -> list[str]:
+    """The data sets that are in the folder."""
+    return sorted(path.stem for path in folder().glob("*.safetensors") if not path.name.startswith("."))
+
+
+def missing(name: str) -> DataError:
+    return DataError(
+        f"data set {name!r}: there is no {path_of(name)}; {way_to(name)}, or set CODECL_DATA to the folder that has it"
+    )
+
+
+def read(name: str) -> ImageSet:
+    """The data set of this name, as it is in the folder."""
+    if not path_of(name).is_file():
+        raise missing(name)
+    return read_file(path_of(name))
+
+
+def read_file(path: Path) -> ImageSet:
+    """What a data set file holds; other tensors in it are left out."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as held:
+            lacking = [part for part in PARTS if part not in held.keys()]  # noqa: SIM118  (not a dict)
+            if lacking:
+                raise DataError(f"{path} lacks {', '.join(lacking)}")
+            return ImageSet(*(held.get_tensor(part) for part in PARTS))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
+
+
+def shapes(name: str) -> dict[str, list[int]] | None:
+    """The shape of each part, from the file's head alone; None where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path_of(name), framework="np") as held:
+            return {part: held.get_slice(part).get_shape() for part in PARTS}
+    except (OSError, SafetensorError):
+        return None
+
+
+def write(name: str, images: ImageSet) -> Path:
+    """The data set file of this name: complete, or not there."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    path = path_of(name)
+    try:
+        with _replacing(path) as unfinished:
+            mode = unfinished.stat().st_mode
+            save_file({part: np.ascontiguousarray(getattr(images, part)) for part in PARTS}, unfinished)
+            unfinished.chmod(mode)  # safetensors leaves a file that nobody else may read
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    return path
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to fill, beside `path`, that takes its place when all went well and is gone otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as room:
+        unfinished = Path(room) / path.name
+        unfinished.touch()
+        yield unfinished
+        os.replace(unfinished, path)
