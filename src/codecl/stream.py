@@ -88,7 +88,7 @@ class TaskData:
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
             shapes = [list(part[0].shape[1:]) for part in (self.train, self.test)]
             raise DataError(f"task {self.name!r}: training images are {shapes[0]}, test images {shapes[1]}")
-        self.scale = _scale(self.name, task, self.train[0], dtype)
+        self.scale = scale_of(self.name, (task.mean, task.std), self.train[0], dtype)
         images = len(self.train[1])
         if images < agents:
             raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
@@ -166,12 +166,7 @@ class TaskData:
 
     def prepare(self, images: Tensor) -> Tensor:
         """Stored images -> what the model sees."""
-        if not images.is_floating_point() and images.dtype != torch.uint8:
-            return images
-        values = images.to(self.dtype)
-        if self.scale is None:
-            return values / 255 if images.dtype == torch.uint8 else values
-        return torch.addcmul(self.scale[1], values, self.scale[0])
+        return prepared(images, self.scale, self.dtype)
 
     def _picks(self, agent: int, epoch: int, count: int) -> Tensor:
         shard, path = self.shards[agent], (agent, self.index, epoch)
@@ -249,9 +244,13 @@ def _checked(task: str, split: str, data: Images, classes: int, device: torch.de
     return images.to(device), labels.to(device)
 
 
-def _scale(name: str, task: Task, images: Tensor, dtype: torch.dtype) -> Images | None:
-    """(factor, summand) that turn stored values into what the model sees, shaped to fit the images."""
-    mean, std = (torch.as_tensor(part, dtype=dtype, device=images.device).flatten() for part in (task.mean, task.std))
+Numbers = Sequence[float]
+
+
+def scale_of(name: str, given: tuple[Numbers, Numbers], images: Tensor, dtype: torch.dtype) -> Images | None:
+    """(factor, summand) that turn stored values into what the model sees, shaped to fit the images; `given`: mean and
+    std by channel."""
+    mean, std = (torch.as_tensor(part, dtype=dtype, device=images.device).flatten() for part in given)
     if not len(mean) and not len(std):
         return None
     channels = images.shape[1] if images.ndim > 1 else 1
@@ -263,6 +262,16 @@ def _scale(name: str, task: Task, images: Tensor, dtype: torch.dtype) -> Images 
         )
     shape, largest = (-1, *(1 for _ in images.shape[2:])), 255 if images.dtype == torch.uint8 else 1
     return (1 / (largest * std)).view(shape), (-mean / std).view(shape)
+
+
+def prepared(images: Tensor, scale: Images | None, dtype: torch.dtype) -> Tensor:
+    """Stored images -> what the model sees."""
+    if not images.is_floating_point() and images.dtype != torch.uint8:
+        return images
+    values = images.to(dtype)
+    if scale is None:
+        return values / 255 if images.dtype == torch.uint8 else values
+    return torch.addcmul(scale[1], values, scale[0])
 
 
 def _windows(name: str, images: Tensor) -> Tensor:

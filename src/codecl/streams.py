@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from codecl.data import embedded, files
+from codecl.data import embedded, files, store
 from codecl.data.labels import LABELS
 from codecl.errors import ConfigError
 from codecl.registry import lookup
@@ -48,7 +48,7 @@ def split(name: str, classes: int, scale: Scale | None = None) -> list[Task]:
     if count % classes:
         raise ConfigError(f"data.stream: the {count} classes of {name!r} cannot be cut into tasks of {classes}")
     mean, std = scale or measured(train[0])
-    names, tasks = LABELS.get(name) or tuple(map(str, range(count))), []
+    names, tasks = LABELS.get(name) or store.class_names(name) or tuple(map(str, range(count))), []
     for first in range(0, count, classes):
         after = first + classes
 

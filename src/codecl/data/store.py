@@ -1,8 +1,9 @@
 """The data folder and the files in it, without torch: data set files are read and written whole or not at all."""
 
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from codecl.cache import folder as cache_folder
 from codecl.data.catalogue import way_to
 from codecl.errors import DataError
 
+NAMES = "class_names"  # in the file's metadata
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 Array = NDArray[Any]
 Split = tuple[Array, Array]  # images and labels
@@ -22,13 +24,15 @@ Split = tuple[Array, Array]  # images and labels
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images uint8 [n, channels, height, width] and int64 labels [n]; notes: what a reader left out."""
+    """Images uint8 [n, channels, height, width] and int64 labels [n]; notes: what a reader left out; names: what the
+    classes are called, where that is known."""
 
     train_images: Array
     train_labels: Array
     test_images: Array
     test_labels: Array
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def splits(self) -> dict[str, Split]:
         return {"train": (self.train_images, self.train_labels), "test": (self.test_images, self.test_labels)}
@@ -70,9 +74,28 @@ def read_file(path: Path) -> ImageSet:
             lacking = [part for part in PARTS if part not in held.keys()]  # noqa: SIM118  (not a dict)
             if lacking:
                 raise DataError(f"{path} lacks {', '.join(lacking)}")
-            return ImageSet(*(held.get_tensor(part) for part in PARTS))
+            return ImageSet(**{part: held.get_tensor(part) for part in PARTS}, names=_names(held.metadata()))
     except (OSError, SafetensorError, TypeError) as error:
         raise DataError(f"{path} cannot be read ({error})") from error
+
+
+def class_names(name: str) -> tuple[str, ...]:
+    """What the classes of a data set file are called; empty where it does not say."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path_of(name), framework="np") as held:
+            return _names(held.metadata())
+    except (OSError, SafetensorError):
+        return ()
+
+
+def _names(metadata: Mapping[str, str] | None) -> tuple[str, ...]:
+    try:
+        names = json.loads((metadata or {}).get(NAMES, "[]"))
+    except ValueError:
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def shapes(name: str) -> dict[str, list[int]] | None:
@@ -95,7 +118,8 @@ def write(name: str, images: ImageSet) -> Path:
     try:
         with _replacing(path) as unfinished:
             mode = unfinished.stat().st_mode
-            save_file({part: np.ascontiguousarray(getattr(images, part)) for part in PARTS}, unfinished)
+            held = {part: np.ascontiguousarray(getattr(images, part)) for part in PARTS}
+            save_file(held, unfinished, {NAMES: json.dumps(images.names)} if images.names else None)
             unfinished.chmod(mode)  # safetensors leaves a file that nobody else may read
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from error

@@ -51,7 +51,7 @@ def read(tree: Tree, ask: Ask) -> ImageSet | None:
         labels = [classes.index(_class(name)) for name in names]
         return np.stack([decoded[name] for name in names]), np.array(labels, np.int64)
 
-    return ImageSet(*arrays("train"), *arrays("test"), notes)
+    return ImageSet(*arrays("train"), *arrays("test"), notes, tuple(classes))
 
 
 def _class(name: str) -> str:
@@ -94,7 +94,7 @@ def _decode(tree: Tree, names: list[str], ask: Ask) -> tuple[dict[str, Array], t
     broken: list[str] = []
     size = (ask.size, ask.size) if ask.size else None
     for name in names:
-        image = _open(tree, name)
+        image = decode(tree.read(name), tree.label(name))
         if image is None:
             broken.append(name)
             continue
@@ -104,30 +104,29 @@ def _decode(tree: Tree, names: list[str], ask: Ask) -> tuple[dict[str, Array], t
                 f"{tree.label(name)} is {image.width}×{image.height}, others are {size[0]}×{size[1]};"
                 " `--size N` makes all N×N"
             )
-        decoded[name] = _pixels(image, size, CHANNELS[ask.channels] if ask.channels else MODES[image.mode])
-    most = max((len(pixels) for pixels in decoded.values()), default=1)
-    alike = {name: np.broadcast_to(pixels, (most, *pixels.shape[1:])) for name, pixels in decoded.items()}
+        decoded[name] = pixels(image, size, CHANNELS[ask.channels] if ask.channels else MODES[image.mode])
+    most = max((len(image) for image in decoded.values()), default=1)
+    alike = {name: np.broadcast_to(image, (most, *image.shape[1:])) for name, image in decoded.items()}
     more = f" and {len(broken) - 1:,} more" if len(broken) > 1 else ""
     return alike, ((f"unreadable image files skipped: {broken[0]}{more}",) if broken else ())
 
 
-def _open(tree: Tree, name: str) -> "Image.Image | None":
-    """The image, decoded; None where it is broken."""
+def decode(data: bytes, what: str) -> "Image.Image | None":
+    """An image file's picture; None where it is broken. `what` names it in errors."""
     from PIL import Image
 
-    data = tree.read(name)
     try:
         image = Image.open(io.BytesIO(data))
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
         return None
     if image.mode not in MODES:
-        raise DataError(f"{tree.label(name)}: pixels of kind {image.mode!r}; images of 8 bits a channel are taken")
+        raise DataError(f"{what}: pixels of kind {image.mode!r}; images of 8 bits a channel are taken")
     return image
 
 
-def _pixels(image: "Image.Image", size: tuple[int, int], mode: str) -> Array:
+def pixels(image: "Image.Image", size: tuple[int, int], mode: str) -> Array:
     """[channels, height, width]."""
     image = image.convert(mode)
-    pixels = np.asarray(image if image.size == size else image.resize(size))
-    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+    values = np.asarray(image if image.size == size else image.resize(size))
+    return values[None] if mode == "L" else values.transpose(2, 0, 1)
