@@ -2,12 +2,16 @@
 
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from codecl.record import find_runs, read_metrics
+from codecl.report.formats import PLAIN
+from codecl.report.table import sheet
 from tests.conftest import ROOT
 
 EXTEND = (ROOT / "docs" / "extend.md").read_text()
@@ -60,7 +64,8 @@ def readme_commands():
 @pytest.mark.slow
 def test_every_command_in_the_readme_works_in_order(tmp_path):
     commands = readme_commands()
-    assert len(commands) >= 8
+    assert len(commands) >= 10
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")  # as in a clone
     for command in commands:
         words = shlex.split(command)
         tiny = TINY if words[1] == "run" else []
@@ -74,6 +79,18 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert README.count("\n") < 100
     for target in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_results_in_documents_are_those_of_the_recorded_runs():
+    runs = [(folder, read_metrics(folder)) for folder in find_runs([ROOT / "benchmarks" / "split-cifar100"])]
+    page = (ROOT / "benchmarks" / "split-cifar100.md").read_text()
+    assert PLAIN["markdown"](sheet(runs, paper=True)).strip() in page
+    for preset in ("split-cifar100", "split-cifar100-tuned"):
+        cells = re.search(rf"^\| `{preset}`.*$", README, re.M)[0].split("|")[2:5]
+        for agents, cell in zip((4, 8, 16), cells, strict=True):
+            scores = [run["acc"] for folder, run in runs if folder.parent.name == f"{preset}-codec-ring{agents}"]
+            assert len(scores) == 3
+            assert cell.strip() == f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
 
 def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing():
