@@ -97,5 +97,5 @@ def agreed(
         ]
         pooled = exchange.pool(chosen, parts)
         found = None if pooled is None else statistics_of(pooled, data.dtype)
-        statistics, _ = flooded(exchange, chosen, found)
+        statistics, _ = flooded(exchange, chosen, found, data.index)
     return statistics

@@ -185,7 +185,7 @@ def _close(
     if memory is not None:
         parameters = agents.layout.parameters(coords_AD[end.here[chosen]])
         payload = _payload(parameters, setup.survey.constant, memory)
-    arrived, announced = flooded(exchange, chosen, payload)
+    arrived, announced = flooded(exchange, chosen, payload, task)
     state = _unpack(setup, state, arrived)._replace(norms=(*state.norms, measured))
     yield Flooded(task=task, chosen=chosen, digest=announced, state=state, **exchange.traffic.take("flood"))
     return state

@@ -39,7 +39,7 @@ def test_a_write_that_ends_early_leaves_what_was_there(folder, trouble, monkeypa
     store.write("mine", canonical.arrays("cifar10", 20, 10))
     before = (folder / "mine.safetensors").read_bytes()
 
-    def half(held, path):
+    def half(held, path, names):
         path.write_bytes(b"half")
         raise trouble
 

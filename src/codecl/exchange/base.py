@@ -91,11 +91,11 @@ class Exchange(Protocol):
         ...
 
 
-def flooded(exchange: Exchange, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
-    """What `root` floods, checked by its digest: a message that arrives damaged is an error, never used."""
+def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> tuple[dict[str, Tensor], str]:
+    """What `root` floods at a task's end, checked by its digest: what arrives damaged is an error, never used."""
     arrived, announced = exchange.flood(root, payload)
     if digest(arrived) != announced:
-        raise RunFailed(f"the flood of agent {root} arrived damaged (its digest differs)")
+        raise RunFailed(f"task {task + 1}: the flood of agent {root} arrived damaged (its digest differs)")
     return arrived, announced
 
 
