@@ -40,7 +40,7 @@ def test_fit_returns_model_metrics_and_folder(tmp_path, method):
 def test_the_run_folder_holds_what_the_contract_says(tmp_path):
     result = codecl.fit(perceptron(), tasks(), out=tmp_path, **SMALL)
     names = {path.name for path in result.folder.iterdir()}
-    assert names == {"config.yaml", "environment.json", "events.jsonl", "metrics.json", "model"}
+    assert names == {"config.yaml", "environment.json", "events.jsonl", "metrics.json", "model", "checkpoint"}
     models = {path.name for path in (result.folder / "model").iterdir()}
     assert models == {
         "tasks.json",

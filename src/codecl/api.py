@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import networkx as nx
 import torch
@@ -11,8 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl import norms, record, running, stream
+from codecl import norms, record, resume, running, stream
 from codecl import topology as topologies
+from codecl.agents import Running
 from codecl.assemble import assemble, build_model, computing, deal, device_of, own_copy, seeded
 from codecl.config import RunConfig, merge, validate
 from codecl.errors import CodeclError, ConfigError, DataError
@@ -23,7 +25,7 @@ from codecl.models import MODELS
 from codecl.registry import code_digest, source_digest
 from codecl.stream import Task
 from codecl.topology import Graph
-from codecl.train import train
+from codecl.train import Setup, State
 
 OnEvent = Callable[[Event], None]
 
@@ -136,34 +138,49 @@ def run(
         return Result(done, folder, False, module)
     with computing(place), seeded(config.seed, "trial", place):
         setup, state = assemble(config, module, dealt, place)
-        choice = (
-            running.choose(setup, state) if config.train.running == "auto" else running.Choice(setup.running, {}, False)
-        )
-    setup = setup._replace(running=choice.running)
+    book = _book(folder, config, setup, place, again)
+    finished = False
+    try:
+        with computing(place):
+            setup = setup._replace(running=_running(book, config, setup, state, place))
+            with closing(resume.events(book, setup, state, place)) as events:
+                for event in events:
+                    if on_event is not None:
+                        on_event(event)
+        finished = True
+    finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
+        results = book.close("complete" if finished else "partial")
+    return Result(results, folder, True, module)
+
+
+def _book(folder: Path, config: RunConfig, setup: Setup, place: torch.device, again: bool) -> record.Record:
+    """The run folder, open for writing."""
     labels = {
         "benchmark": config.preset,
         "method": record.word(config.method.name),
         "agents": config.agents,
         "topology": record.word(config.topology.name),
         "seed": config.seed,
-        "tasks": len(dealt),
+        "tasks": len(setup.tasks),
     }
-    book = record.Record(folder, config, labels, setup.method.each_task_alone)
+    book = record.Record(folder, config, labels, setup.method.each_task_alone, None if again else place)
     book.environment(place)
-    book.tasks([data.describe() for data in dealt])
+    book.tasks([data.describe() for data in setup.tasks])
+    return book
+
+
+def _running(book: record.Record, config: RunConfig, setup: Setup, state: State, place: torch.device) -> Running:
+    """How agents share the device: as before where the run is resumed; else chosen now, and recorded."""
+    for fact in book.facts:
+        if fact["kind"] == "run":
+            return cast(Running, fact["running"])
+    choice = running.Choice(setup.running, {}, False)
+    if config.train.running == "auto":
+        with seeded(config.seed, "trial", place):
+            choice = running.choose(setup, state)
     facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
-    book.fact({"kind": "run", **labels, **facts, **choice._asdict()})
-    finished = False
-    try:
-        with computing(place), seeded(config.seed, "dropout", place):  # nn.Dropout takes no generator of ours
-            for event in train(setup, state):
-                book.event(event)
-                if on_event is not None:
-                    on_event(event)
-        finished = True
-    finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
-        results = book.close("complete" if finished else "partial")
-    return Result(results, folder, True, module)
+    book.fact({"kind": "run", **book.labels, **facts, **choice._asdict()})
+    return choice.running
 
 
 def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from codecl import streams
+from codecl.checkpoint import CheckpointConfig
 from codecl.errors import ConfigError
 from codecl.growth import GrowthConfig
 from codecl.methods import METHODS, Method
@@ -86,6 +87,7 @@ class RunConfig(BaseModel):
     method: MethodChoice = MethodChoice(name="codec")
     growth: GrowthConfig = GrowthConfig()
     train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     sources: dict[str, str] = Field({}, description="digests of the caller's own code and of data set files, filled in")
 
     @field_validator("topology", "method", "model", mode="before")
@@ -95,8 +97,12 @@ class RunConfig(BaseModel):
 
     def digest(self) -> str:
         """Of everything but the seed: runs that differ in their seed alone belong together."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"seed"}), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        fields = {key: value for key, value in self.decisive().items() if key != "seed"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    def decisive(self) -> dict[str, Any]:
+        """The fields that decide a run's numbers, as plain values: not how often it saves itself."""
+        return self.model_dump(mode="json", exclude={"checkpoint"})
 
     def dump(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -212,7 +218,7 @@ def difference(a: RunConfig, b: RunConfig) -> list[str]:
             return {path: value}
         return {k: v for key, part in value.items() for k, v in flat(part, f"{path}.{key}".strip(".")).items()}
 
-    left, right = flat(a.model_dump(mode="json")), flat(b.model_dump(mode="json"))
+    left, right = flat(a.decisive()), flat(b.decisive())
     return [f"{k}: {left.get(k)}, {right.get(k)}" for k in left | right if left.get(k) != right.get(k)]
 
 

@@ -32,8 +32,9 @@ class Story:
             self.loss = f"loss {sum(event.loss) / len(event.loss):.3f}"
         elif isinstance(event, Evaluated):
             self.acc = f"acc {sum(event.accuracy) / len(event.accuracy):.1f} %"
-        elif event.kind == "step":
-            self.done += 1
+        elif event.kind == "step":  # a run that is resumed does not begin at 0
+            begun = ((event.task or 0) * self.config.train.epochs + (event.epoch or 0)) * self.steps
+            self.done = max(self.done, begun) + 1
 
     @property
     def total(self) -> int:

@@ -60,6 +60,7 @@ class Epoch(Event):
     messages: int
     bytes: int
     seconds: float
+    live: Any = field(metadata=LIVE, repr=False)  # what a checkpoint needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +96,4 @@ class Evaluated(Event):
     kind = "eval"
     accuracy: list[float]  # of each task so far, percent
     seconds: float
+    state: Any = field(metadata=LIVE, repr=False)

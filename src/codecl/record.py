@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import yaml
 from safetensors.torch import save_file
 
 import codecl
+from codecl import checkpoint
+from codecl.checkpoint import Checkpoint
 from codecl.config import RunConfig, difference, parse, preset, resolve
 from codecl.errors import ConfigError, DataError
 from codecl.events import Event, Flooded
 from codecl.metrics import Status, metrics
 from codecl.registry import reason
-from codecl.train import State
+from codecl.train import Middle, State
 
 
 def folder_of(config: RunConfig, out: Path) -> Path:
@@ -47,28 +50,51 @@ def _as_preset(config: RunConfig) -> bool:
         "method": {"name": config.method.name},
         "topology": {"name": config.topology.name},
     }
-    return resolve(start, named) == config
+    return resolve(start, named).decisive() == config.decisive()
 
 
 class Record:
-    """One run folder being written. Facts are kept in memory too, for the metrics."""
+    """One run folder being written. Facts are kept in memory too, for the metrics.
 
-    def __init__(self, folder: Path, config: RunConfig, labels: Mapping[str, Any], each_task_alone: bool) -> None:
+    Where the folder holds this run unfinished, `point` is the checkpoint from which it goes on (its tensors `on` this
+    device), and what was recorded after it is cut; otherwise, or without a device, the folder is emptied."""
+
+    def __init__(
+        self, folder: Path, config: RunConfig, labels: Mapping[str, Any], each_task_alone: bool, on: torch.device | None
+    ) -> None:
         self.folder, self.config, self.labels, self.alone = folder, config, labels, each_task_alone
-        self.facts: list[dict[str, Any]] = []
-        self.began = time.time()
-        self.state: State | None = None
+        self.began, self.before = time.time(), 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(folder)
-            _clear(folder)  # this very run, unfinished or to be repeated: `recorded` refuses anything else
-            (folder / "config.yaml").write_text(config.dump(), encoding="utf-8")
-            self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
+            with ExitStack() as undo:
+                undo.callback(self._unlock)
+                self._open(on)
+                undo.pop_all()  # all is well: the lock stays
         except OSError as error:
             raise ConfigError(f"out: {folder} cannot be written ({error.strerror})") from error
+        self.state = self.point.state if self.point else None
+        if self.facts:
+            self.before = self.facts[-1]["time"] - self.facts[0]["time"]
+
+    def _open(self, on: torch.device | None) -> None:
+        self.point = checkpoint.latest(self.folder / "checkpoint", on) if on else None
+        self.facts = _facts(self.folder, self.point.events) if self.point else []
+        if self.point is None:
+            _clear(self.folder)
+            _write_text(self.folder / "config.yaml", self.config.dump())
+        self._events = (self.folder / "events.jsonl").open("a", encoding="utf-8")
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
 
     def environment(self, device: torch.device) -> None:
-        _write(self.folder / "environment.json", environment(device))
+        """Of this process; those of earlier ones, where the run was resumed, beside it."""
+        path = self.folder / "environment.json"
+        earlier = _read(path) if self.point else None
+        before = [*earlier.pop("before", []), earlier] if earlier else []
+        _write(path, {**environment(device), **({"before": before} if before else {})})
 
     def tasks(self, described: Sequence[Mapping[str, Any]]) -> None:
         """What predictions need to know of each task, beside the model."""
@@ -83,22 +109,33 @@ class Record:
         self._events.flush()
 
     def event(self, event: Event) -> None:
-        if event.kind == "step":
-            return
+        if event.kind == "step" or (event.kind == "task" and self._holds("task", event.task)):
+            return  # a task that is resumed was opened before
         self.fact(event.facts())
         if isinstance(event, Flooded):
             self.state = event.state
 
+    def _holds(self, kind: str, task: int | None) -> bool:
+        return any(fact["kind"] == kind and fact["task"] == task for fact in self.facts)
+
+    def save(self, state: State, middle: Middle | None, generators: Mapping[str, torch.Tensor]) -> None:
+        """A checkpoint of all that is recorded so far."""
+        step = sum({fact["task"]: fact["step"] for fact in self.facts if fact["kind"] == "epoch"}.values())
+        os.fsync(self._events.fileno())
+        point = Checkpoint(state, middle, step, self._events.tell(), generators)
+        checkpoint.save(self.folder / "checkpoint", point)
+
     def close(self, status: Status) -> dict[str, Any]:
         """Write metrics and the model of the tasks that are finished; gives the metrics."""
         self.fact({"kind": "end", "status": status})
-        out = metrics(self.facts, self.labels, status, time.time() - self.began, self.alone)
+        out = metrics(self.facts, self.labels, status, self.before + time.time() - self.began, self.alone)
         if self.state is not None:
             save_model(self.state, self.folder / "model")
         _write(self.folder / "metrics.json", out)
+        if status == "complete":
+            checkpoint.keep_last(self.folder / "checkpoint")
         self._events.close()
-        if self._lock is not None:
-            os.close(self._lock)
+        self._unlock()
         return out
 
 
@@ -123,11 +160,19 @@ def _lock(folder: Path) -> int | None:
 
 
 def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
+    """Empty; the config goes last, so that a folder that was left half emptied is still known as this run's."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.yaml"):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _facts(folder: Path, size: int) -> list[dict[str, Any]]:
+    """What was recorded up to a checkpoint; what came after it is cut off."""
+    path = folder / "events.jsonl"
+    os.truncate(path, size)
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
@@ -137,7 +182,7 @@ def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: is there already and is not a run folder; choose another --out")
     before = read_config(folder)
-    if before.model_dump(mode="json") != config.model_dump(mode="json"):  # a list may have been a tuple
+    if before.decisive() != config.decisive():
         changes = difference(before, config)
         raise ConfigError(f"{folder}: holds a run with another config ({'; '.join(changes[:3])}); choose another --out")
     done = _read(folder / "metrics.json")
@@ -229,9 +274,13 @@ def _commit() -> str | None:
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
+    _write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     """All or nothing: a reader never sees half a file."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)
 
 

@@ -78,6 +78,13 @@ class State(NamedTuple):
     norms: tuple[Parameters, ...] = ()  # statistics of batch norms, of finished tasks; empty: the batch's own
 
 
+class Middle(NamedTuple):
+    """Where a run stands inside a task."""
+
+    epoch: int  # the next one
+    carry_AE: Tensor  # of all agents
+
+
 class Setup(NamedTuple):
     """Everything that a run needs, built and checked."""
 
@@ -94,23 +101,26 @@ class Setup(NamedTuple):
     running: Running
 
 
-def train(setup: Setup, state: State) -> Iterator[Event]:
-    """Learn one task after another, from `state` on (Algorithm 1)."""
+def train(setup: Setup, state: State, middle: Middle | None = None) -> Iterator[Event]:
+    """Learn one task after another (Algorithm 1), from `state` on, or from the middle of the task after it."""
     exchange, config = setup.exchange, setup.train
     for data in setup.tasks[len(state.heads) :]:
         agents = open_task(setup, state, data)
         step, carry_AE = stepping(setup, state, data, agents), start(setup, agents)
+        first, carry_AE = (middle.epoch, middle.carry_AE[list(exchange.agents)]) if middle else (0, carry_AE)
+        middle, coords_AD = None, carry_AE[:, : agents.layout.size]
         yield _opened(setup, data, agents)
-        picks_SABK, run_epoch = data.picks(0, exchange.agents, config.batch), None  # an old graph makes room
+        picks_SABK, run_epoch = data.picks(first, exchange.agents, config.batch), None  # an old graph makes room
         run_epoch = epochs(step, carry_AE, picks_SABK, exchange.traffic, graph=exchange.on_device and carry_AE.is_cuda)
-        for epoch in range(config.epochs):
-            rate, began, losses = config.rate_at(epoch), time.perf_counter(), []
-            for carry_AE, loss_A in run_epoch(carry_AE, picks_SABK, rate):  # noqa: B020
+        for epoch in range(first, config.epochs):
+            began, losses = time.perf_counter(), []
+            for carry_AE, loss_A in run_epoch(carry_AE, picks_SABK, config.rate_at(epoch)):  # noqa: B020
                 losses.append(loss_A)
                 coords_AD = carry_AE[:, : agents.layout.size]
                 yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
             picks_SABK = data.picks(epoch + 1, exchange.agents, config.batch)  # while the device is still at work
-            yield _epoch(setup, data, agents, epoch, torch.stack(losses), coords_AD, began)
+            here = Live(epoch, state, carry_AE, coords_AD, torch.stack(losses), agents.running)
+            yield _epoch(setup, data, here, began)
         setup = setup._replace(running=agents.running)
         state = yield from _close(setup, state, data, agents, coords_AD)
         yield _evaluate(setup, state, data.index)
@@ -202,7 +212,8 @@ def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chos
 def _payload(parameters: Parameters, constant: Sequence[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a flood carries: weights, finished head, norms, and the method's memory."""
     weights = {f"weights/{name}": value.clone() for name, value in parameters.items() if name not in constant}
-    return {**weights, **{f"memory/{name}": value for name, value in memory.items()}}
+    payload = {**weights, **{f"memory/{name}": value for name, value in memory.items()}}
+    return {name: value.contiguous() for name, value in payload.items()}  # as it will be after a wire or a file
 
 
 def _unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor]) -> State:
@@ -234,11 +245,20 @@ def _opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
     )
 
 
-def _epoch(
-    setup: Setup, data: TaskData, agents: Agents, epoch: int, losses_SA: Tensor, coords_AD: Tensor, began: float
-) -> Epoch:
+class Live(NamedTuple):
+    """What an epoch leaves behind."""
+
+    epoch: int
+    state: State  # from which the task started
+    carry_AE: Tensor
+    coords_AD: Tensor
+    losses_SA: Tensor
+    running: Running
+
+
+def _epoch(setup: Setup, data: TaskData, here: Live, began: float) -> Epoch:
     """Losses are read once an epoch; one that is not finite ends the run."""
-    losses = setup.exchange.gather(losses_SA.mT).mT.cpu()
+    epoch, losses = here.epoch, setup.exchange.gather(here.losses_SA.mT).mT.cpu()
     rate, steps = setup.train.rate_at(epoch), len(losses)
     bad = (~losses.isfinite()).nonzero()
     if len(bad):
@@ -247,7 +267,7 @@ def _epoch(
             f"task {data.index + 1} ({data.name}), step {epoch * steps + at + 1}, agent {agent}: the loss is"
             f" {losses[at, agent].item()}; lower train.rate (it is {rate:g})"
         )
-    error = setup.exchange.consensus_error(coords_AD)
+    error = setup.exchange.consensus_error(here.coords_AD)
     if not math.isfinite(error):
         raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {epoch + 1}: weights overflow; lower train.rate")
     return Epoch(
@@ -257,8 +277,9 @@ def _epoch(
         loss=losses.mean(0).tolist(),
         rate=rate,
         consensus_error=error,
-        running=agents.running,
+        running=here.running,
         seconds=time.perf_counter() - began,
+        live=here,
         **setup.exchange.traffic.take("train"),
     )
 
@@ -271,4 +292,4 @@ def _evaluate(setup: Setup, state: State, task: int) -> Evaluated:
             with norms.normalising(setup.module, statistics):
                 parameters = {**state.parameters, **head}
                 scores.append(accuracy(setup.module, parameters, *data.held_out(), setup.train.test_batch))
-    return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began)
+    return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began, state=state)

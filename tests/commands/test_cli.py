@@ -370,8 +370,19 @@ def test_ctrl_c_ends_cleanly_and_says_what_was_kept(cli, tmp_path):
     assert kept["status"] == "partial"
     assert len(kept["accuracy_matrix"]) >= 1
     assert (path.parent / "model" / "task-1.safetensors").is_file()
+    assert line.endswith("the same command goes on from the last checkpoint")
     shown = cli("table", "runs", cwd=tmp_path).stdout
     assert "partial" in shown
+    first = (path.parent / "events.jsonl").read_text().splitlines()[0]
+    assert cli(*command[1:], "--resume", "--quiet", cwd=tmp_path).returncode == 0
+    assert json.loads(path.read_text())["status"] == "complete"
+    assert (path.parent / "events.jsonl").read_text().splitlines()[0] == first  # it went on, it did not start again
+
+
+def test_resume_alone_starts_nothing(cli, tmp_path):
+    assert "holds no checkpoint to go on from" in failed(cli("run", "--resume", cwd=tmp_path), 2)
+    assert "choose one" in failed(cli("run", "--resume", "--again", cwd=tmp_path), 2)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_on_a_terminal_progress_is_live(tmp_path):

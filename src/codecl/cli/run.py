@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codecl.cli.common import INTERRUPTED, AsJson, Out, PresetName, Settings, app, console_for
-from codecl.errors import RunFailed
+from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,16 +27,21 @@ def run(
     settings: Settings = None,
     out: Out = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Repeat runs that are complete already.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Only go on with runs that were begun; start none.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
+    """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid.
+
+    A run that was stopped goes on from its last checkpoint."""
     from codecl import assemble, grid, record
     from codecl import topology as topologies
 
     configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
     assemble.device_of(device)
+    if resume:
+        _check_begun([record.folder_of(config, out) for config in configs], again)
     if len(configs) > 1:  # what can be refused is refused before anything runs
         for config in configs:
             topologies.build(config.topology, config.agents, config.seed)
@@ -64,6 +69,16 @@ def run(
         raise typer.Exit(4)
 
 
+def _check_begun(folders: list[Path], again: bool) -> None:
+    if again:
+        raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
+    for folder in folders:
+        if not any((folder / "checkpoint").glob("[0-9]*")):
+            raise ConfigError(
+                f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run"
+            )
+
+
 def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, console: "Console") -> "Result":
     from codecl import api
     from codecl.assemble import tasks_of
@@ -78,7 +93,7 @@ def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, 
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
-        print(f"codecl: interrupted; {kept}; the same command starts this run again", file=sys.stderr)
+        print(f"codecl: interrupted; {kept}; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if not result.trained and not quiet:
         console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)

@@ -1,0 +1,62 @@
+"""Going on where a run stopped: its events from the checkpoint on, and the checkpoints that are saved on the way."""
+
+import time
+from collections.abc import Generator, Mapping
+
+import torch
+from torch import Tensor
+
+from codecl.assemble import seeded
+from codecl.events import Epoch, Evaluated, Event
+from codecl.exchange import Exchange
+from codecl.record import Record
+from codecl.train import Middle, Setup, State, train
+
+
+def events(book: Record, setup: Setup, state: State, device: torch.device) -> Generator[Event, None, None]:
+    """Train from the checkpoint of this run folder, or from `state`; every event is recorded before it is handed on.
+
+    Law: a run that was stopped at any moment and goes on here ends as one that never stopped."""
+    point, exchange = book.point, setup.exchange
+    with seeded(setup.seed, "dropout", device):  # nn.Dropout takes no generator of ours
+        if point:
+            _put(point.generators, exchange, device)
+            state = point.state
+        steps, saved = 0, time.monotonic()
+        for event in train(setup, state, point.middle if point else None):
+            book.event(event)
+            yield event
+            steps += event.kind == "step"
+            middle = None
+            if isinstance(event, Epoch):
+                if not _everyone(exchange, book.config.checkpoint.due(steps, time.monotonic() - saved), device):
+                    continue
+                state, middle = event.live.state, Middle(event.live.epoch + 1, exchange.gather(event.live.carry_AE))
+            elif isinstance(event, Evaluated):
+                state = event.state
+            else:
+                continue
+            book.save(state, middle, _generators(exchange, device))
+            steps, saved = 0, time.monotonic()
+
+
+def _everyone(exchange: Exchange, yes: bool, device: torch.device) -> bool:
+    """What the first agent's process says: clocks differ, and all have to do the same."""
+    return bool(exchange.gather(torch.full((len(exchange.agents), 1), float(yes), device=device))[0])
+
+
+def _generators(exchange: Exchange, device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that dropout draws from, a row an agent (those of one process have one between
+    them)."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    rows = {name: state.to(device).expand(len(exchange.agents), -1).contiguous() for name, state in states.items()}
+    return {name: exchange.gather(row) for name, row in rows.items()}
+
+
+def _put(generators: Mapping[str, Tensor], exchange: Exchange, device: torch.device) -> None:
+    here = {name: rows[exchange.agents[0]].cpu() for name, rows in generators.items()}
+    torch.set_rng_state(here["cpu"])
+    if device.type == "cuda" and "cuda" in here:
+        torch.cuda.set_rng_state(here["cuda"], device)

@@ -1,0 +1,206 @@
+"""A run that was stopped at any moment goes on and ends as one that never stopped: bit for bit."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import codecl
+from codecl import checkpoint
+from codecl.checkpoint import CheckpointConfig
+from codecl.errors import ConfigError
+from tests.conftest import ROOT
+from tests.faults.victim import run
+from tests.problems import CPU, config
+
+METHODS = ("codec", "codec-full", "d-ewc")
+
+
+def numbers(folder):
+    """All that a run ends with, times aside: metrics, events, and every tensor of the model."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    del metrics["timing"]["train_s"], metrics["timing"]["ms_per_iteration"], metrics["timing"]["wall_s"]
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    events = [{k: v for k, v in json.loads(line).items() if k not in ("time", "seconds")} for line in lines]
+    model = {path.name: load_file(path) for path in (folder / "model").glob("*.safetensors")}
+    return metrics, events, model
+
+
+def same(ours, theirs):
+    assert ours[0] == theirs[0]
+    assert ours[1] == theirs[1]
+    assert ours[2].keys() == theirs[2].keys()
+    for file, tensors in ours[2].items():
+        assert tensors.keys() == theirs[2][file].keys()
+        assert all(torch.equal(value, theirs[2][file][name]) for name, value in tensors.items()), file
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run that never stops ends with, by method."""
+    return {method: numbers(run(tmp_path_factory.mktemp("whole"), method).folder) for method in METHODS}
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_at(moment, out, method="codec", **more):
+    """A run that is stopped at its so-many-th event; gives the folder."""
+    seen = 0
+
+    def stop(event):
+        nonlocal seen
+        seen += 1
+        if seen == moment:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(out, method, on_event=stop, **more)
+    (path,) = out.rglob("metrics.json")
+    assert json.loads(path.read_text())["status"] == "partial"
+    return path.parent
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_at_any_event_it_ends_the_same(method, whole, tmp_path):
+    events = 3 * (1 + 4 * (3 + 1) + 4)
+    for moment in random.Random(method).sample(range(1, events), 8):
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        stopped_at(moment, tmp_path, method)
+        same(numbers(run(tmp_path, method).folder), whole[method])
+
+
+def test_stopped_again_and_again(whole, tmp_path):
+    rest = random.Random(7)
+    for _ in range(6):
+        stopped_at(rest.randint(9, 14), tmp_path, every=1)
+    ours = run(tmp_path)
+    same(numbers(ours.folder), whole["codec"])
+    assert len(json.loads((ours.folder / "environment.json").read_text())["before"]) >= 4
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments(whole, tmp_path):
+    """kill -9, each time followed by the same command."""
+    moments = random.Random(3)
+    kills = 0
+    for _ in range(40):
+        words = [sys.executable, "-m", "tests.faults.victim", str(tmp_path), "codec"]
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        with process:
+            assert process.stdout.readline() == "ready\n"
+            try:
+                process.wait(timeout=moments.uniform(0.05, 0.35) if kills < 10 else 60)
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+                continue
+        assert process.returncode == 0
+        break
+    assert kills == 10
+    (path,) = tmp_path.rglob("metrics.json")
+    same(numbers(path.parent), whole["codec"])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+DAMAGE = {
+    "a tensor": lambda place: flip(place / "state.safetensors"),
+    "no tensors": lambda place: (place / "state.safetensors").unlink(),
+    "facts": lambda place: flip(place / "checkpoint.json"),
+    "half the facts": lambda place: os.truncate(place / "checkpoint.json", 40),
+    "nothing in it": lambda place: shutil.rmtree(place) or place.mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over(damage, whole, tmp_path):
+    folder = stopped_at(40, tmp_path)
+    places = sorted((folder / "checkpoint").iterdir(), key=lambda path: int(path.name))
+    assert len(places) == 2
+    DAMAGE[damage](places[-1])
+    with pytest.warns(UserWarning, match=rf"checkpoint.{places[-1].name}: is damaged .*; going on from the one before"):
+        ours = run(tmp_path)
+    same(numbers(ours.folder), whole["codec"])
+
+
+def test_without_a_whole_checkpoint_it_starts_again(whole, tmp_path):
+    folder = stopped_at(40, tmp_path)
+    for place in (folder / "checkpoint").iterdir():
+        flip(place / "state.safetensors")
+    with pytest.warns(UserWarning, match="is damaged"):
+        same(numbers(run(tmp_path).folder), whole["codec"])
+
+
+def test_events_that_were_changed_are_not_gone_on_from(whole, tmp_path):
+    folder = stopped_at(40, tmp_path)
+    text = (folder / "events.jsonl").read_text()
+    (folder / "events.jsonl").write_text(text.replace('"loss": [', '"loss": [9', 1))
+    with pytest.warns(UserWarning, match="events.jsonl is not what it was"):
+        same(numbers(run(tmp_path).folder), whole["codec"])
+
+
+def test_what_was_written_after_the_checkpoint_is_cut(whole, tmp_path):
+    folder = stopped_at(40, tmp_path)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "half a li')
+    (folder / "checkpoint" / ".99").mkdir()  # a checkpoint that was never finished
+    same(numbers(run(tmp_path).folder), whole["codec"])
+
+
+def test_another_version_is_refused_and_named(tmp_path, monkeypatch):
+    stopped_at(40, tmp_path)
+    monkeypatch.setattr(codecl, "__version__", "9.9")
+    with pytest.raises(ConfigError, match=r"is a checkpoint of codecl .*, this is 9.9 .*or start again with --again"):
+        run(tmp_path)
+    assert run(tmp_path, again=True).metrics["status"] == "complete"
+
+
+def test_how_often_it_saves_itself_is_not_another_run(whole, tmp_path):
+    stopped_at(40, tmp_path, every=1)
+    ours = run(tmp_path, every="1h")
+    assert len(list(tmp_path.rglob("metrics.json"))) == 1
+    same(numbers(ours.folder), whole["codec"])
+
+
+def test_two_checkpoints_are_kept_and_one_of_a_finished_run(tmp_path):
+    folder = stopped_at(40, tmp_path, every=1)
+    assert len(list((folder / "checkpoint").iterdir())) == 2
+    finished = run(tmp_path).folder
+    (last,) = (finished / "checkpoint").iterdir()
+    point = checkpoint.latest(finished / "checkpoint", CPU)
+    assert point.middle is None
+    assert len(point.state.heads) == 3
+    assert last.name == str(point.step) == "36"
+
+
+def test_nothing_in_a_run_folder_is_pickled(tmp_path):
+    folder = stopped_at(40, tmp_path)
+    kinds = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert kinds == {".json", ".jsonl", ".yaml", ".safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds", "due"),
+    [(10, 9, 999, False), (10, 10, 0, True), ("30s", 999, 29, False), ("30s", 1, 30, True), ("2min", 1, 121, True)],
+)
+def test_steps_or_time(every, steps, seconds, due):
+    assert CheckpointConfig(every=every).due(steps, seconds) is due
+
+
+@pytest.mark.parametrize("every", [0, "0s", "often", "5 days", -1])
+def test_other_intervals_are_refused(every):
+    with pytest.raises(ConfigError, match=r"checkpoint.every: .* is not allowed: .*such as 30s, 5min"):
+        config(checkpoint={"every": every})

@@ -1,0 +1,47 @@
+"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD
+
+Dropout, norms with statistics of the task, momentum and augmentation: everything that has a state or a generator."""
+
+import sys
+import time
+
+import torch
+from torch import nn
+
+import codecl
+from tests.problems import tasks
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(144, 8),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
+
+
+def run(out, method="codec", on_event=None, every=7, **more):
+    """Three tasks of four epochs; `every`: steps between checkpoints."""
+    return codecl.fit(
+        module(),
+        tasks(),
+        method=method,
+        out=out,
+        on_event=on_event,
+        data={"augment": "crop-flip"},
+        growth={"threshold": 0.9, "images": 8},
+        train={"epochs": 4, "batch": 4, "rate": 0.02, "momentum": 0.9, "norm_statistics": "task", "running": "loop"},
+        checkpoint={"every": every},
+        **more,
+    )
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    run(sys.argv[1], sys.argv[2], on_event=lambda event: time.sleep(0.002))
