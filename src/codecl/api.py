@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl import norms, record, resume, running, stream
+from codecl import extend, norms, record, resume, running, stream
 from codecl import topology as topologies
 from codecl.agents import Running
 from codecl.assemble import assemble, build_model, computing, deal, device_of, own_copy, seeded
@@ -54,6 +54,7 @@ def fit(
     out: str | Path = "runs",
     device: str = "auto",
     again: bool = False,
+    after: "str | Path | Result | None" = None,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> Result:
@@ -62,7 +63,10 @@ def fit(
     The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
     edge-list file, a networkx graph or fields of the config. `settings` are fields of the config: `head="fc"`,
     `seed=1`, `dense=["token"]`, `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call
-    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it."""
+    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it.
+
+    `after`: a finished run of the first of these tasks, with the same settings; only the others are trained, and all
+    ends as if they had been there from the start."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
@@ -75,7 +79,19 @@ def fit(
         "data": {"stream": "own", "digest": _digest(tasks)},
     }
     config = validate(merge(fields, settings))
-    return run(config, out=Path(out), device=device, again=again, on_event=on_event, module=model, tasks=tasks)
+    common: dict[str, Any] = {"out": Path(out), "device": device, "again": again, "on_event": on_event}
+    return run(config, module=model, tasks=tasks, after=_folder(after, config), **common)
+
+
+def _folder(after: "str | Path | Result | None", config: RunConfig) -> Path | None:
+    """The run to go on from, which has learned the first of the config's tasks."""
+    if after is None:
+        return None
+    path = after.folder if isinstance(after, Result) else Path(after)
+    before, now = record.read_config(path).data.digest or "", config.data.digest or ""
+    if not now.startswith(before):
+        raise ConfigError(f"after: the tasks of {path} are not the first of these tasks; give them all, its own first")
+    return path
 
 
 def _loaded(number: int, task: Any) -> Task:
@@ -125,10 +141,11 @@ def run(
     on_event: OnEvent | None = None,
     module: nn.Module | None = None,
     tasks: Sequence[Task] | None = None,
+    after: Path | None = None,
 ) -> Result:
     """Run a config and record it, or give back the run that is recorded already.
 
-    `module` and `tasks` replace those that the config names."""
+    `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks."""
     folder = record.folder_of(config, out)
     place = device_of(device)
     dealt = deal(config, tasks, place)
@@ -138,7 +155,9 @@ def run(
         return Result(done, folder, False, module)
     with computing(place), seeded(config.seed, "trial", place):
         setup, state = assemble(config, module, dealt, place)
-    book = _book(folder, config, setup, place, again)
+    if after is not None and (again or not (folder / "checkpoint").exists()):
+        extend.begin(after, folder, config, setup)
+    book = _book(folder, config, setup, place, again and after is None)
     finished = False
     try:
         with computing(place):
@@ -227,10 +246,11 @@ def _recorded_model(path: Path, config: RunConfig) -> nn.Module:
 
 
 def _digest(tasks: Sequence[Task]) -> str:
-    out = hashlib.sha256()
-    for task in tasks:
-        images, labels = stream.tensors(task.train)
-        held, truth = stream.tensors(task.test)
-        out.update(digest({"train": images, "labels": labels, "test": held, "truth": truth}).encode())
-        out.update(repr((task.classes, task.mean, task.std)).encode())
-    return out.hexdigest()[:16]
+    """Of each task's tensors: another image is another run."""
+    return " ".join(map(_task_digest, tasks))
+
+
+def _task_digest(task: Task) -> str:
+    (images, labels), (held, truth) = stream.tensors(task.train), stream.tensors(task.test)
+    tensors = digest({"train": images, "labels": labels, "test": held, "truth": truth})
+    return hashlib.sha256(f"{tensors} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]

@@ -159,7 +159,7 @@ def validate(fields: Fields) -> RunConfig:
         "method": source_digest("method", METHODS, config.method.name),
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
-        "data": source_digest("data.stream", STREAMS, config.data.stream) or streams.digest(config.data.stream),
+        "data": stream_digest(config.data.stream),
     }
     return config.model_copy(
         update={
@@ -168,6 +168,15 @@ def validate(fields: Fields) -> RunConfig:
             "sources": {**config.sources, **{part: code for part, code in owned.items() if code}},
         }
     )
+
+
+def stream_digest(stream: str) -> str | None:
+    """Of the code and the files behind a stream, or behind each of several."""
+    codes = [source_digest("data.stream", STREAMS, part) for part in stream.split(streams.PLUS)]
+    found = [code for code in (*codes, streams.digest(stream)) if code]
+    if len(found) > 1:
+        return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]
+    return found[0] if found else None
 
 
 def parse(fields: Fields) -> RunConfig:

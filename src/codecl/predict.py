@@ -25,7 +25,7 @@ def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, 
     """What these images are, among the classes of a task (its name, or its number from 1).
 
     Each is classified by itself: the others do not change what comes out."""
-    folder = _one_run(run)
+    folder = one_run(run)
     number, about = _task(folder, task)
     model = load(folder, number)
     _check_norms(folder, model)
@@ -43,7 +43,8 @@ def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, 
     return out
 
 
-def _one_run(path: Path) -> Path:
+def one_run(path: Path) -> Path:
+    """The run folder at this path, or the only one under it."""
     found = record.find_runs([path])
     if len(found) > 1:
         raise ConfigError(f"{path}: holds {len(found)} runs; name one of them, such as {found[0]}")

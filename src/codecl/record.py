@@ -168,6 +168,17 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
+def make(folder: Path, config: RunConfig, events: str) -> None:
+    """A run folder with these events in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+        _write_text(folder / "events.jsonl", events)
+        _write_text(folder / "config.yaml", config.dump())
+    except OSError as error:
+        raise ConfigError(f"out: {folder} cannot be written ({error.strerror})") from error
+
+
 def _facts(folder: Path, size: int) -> list[dict[str, Any]]:
     """What was recorded up to a checkpoint; what came after it is cut off."""
     path = folder / "events.jsonl"

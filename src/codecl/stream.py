@@ -35,7 +35,7 @@ class StreamConfig(BaseModel):
     validation: float = Field(
         0, ge=0, lt=1, description="part of the training images that is held out and scored instead of the test images"
     )
-    digest: str | None = Field(None, description="of the caller's own tensors")
+    digest: str | None = Field(None, description="of the caller's own tensors, one a task")
 
     @field_validator("shards")
     @classmethod

@@ -41,10 +41,11 @@ class Scale(NamedTuple):
     std: tuple[float, ...]
 
 
-def split(name: str, classes: int, scale: Scale | None = None) -> list[Task]:
-    """A data set file cut into tasks of so many classes, in the order of their labels."""
+def split(name: str, classes: int | None, scale: Scale | None = None) -> list[Task]:
+    """A data set file cut into tasks of so many classes, in the order of their labels; None: one task of all."""
     train, test = files.load(name)
     count = int(train[1].max()) + 1
+    classes = classes or count
     if count % classes:
         raise ConfigError(f"data.stream: the {count} classes of {name!r} cannot be cut into tasks of {classes}")
     mean, std = scale or measured(train[0])
@@ -56,7 +57,7 @@ def split(name: str, classes: int, scale: Scale | None = None) -> list[Task]:
             inside = (labels >= first) & (labels < after)
             return images[inside], labels[inside] - first
 
-        title = f"classes {first}-{after - 1}"
+        title = f"classes {first}-{after - 1}" if classes < count else name
         tasks.append(Task(part(*train), part(*test), classes, title, mean, std, names[first:after]))
     return tasks
 
@@ -120,19 +121,28 @@ CUT_FROM = {  # the data set files behind a stream
 }
 
 
+PLUS = " + "  # between streams that come one after another
+
+
 def named(stream: str) -> Stream:
-    """A stream of the table, `split(name, classes)` of any data set file, or a user's own."""
-    own = _own_split(stream)
-    if own:
-        return lambda: split(*own)
+    """A stream of the table, `split(name, classes)` or `whole(name)` of any data set file, a user's own; or several of
+    them, one after another, with + between."""
+    parts = stream.split(PLUS)
+    if len(parts) > 1:
+        return lambda: [task for part in parts for task in named(part)()]
+    name, classes = _cut_from(stream)
+    if name:
+        return lambda: split(name, classes)
     found: Stream = lookup("data.stream", STREAMS, stream)
     return found
 
 
 def digest(stream: str) -> str | None:
     """Of the data set files that a stream is cut from: another file is another run. None where one is missing."""
-    own = _own_split(stream)
-    names = (own[0],) if own else CUT_FROM.get(stream, ())
+    names: list[str] = []
+    for part in stream.split(PLUS):
+        own, _ = _cut_from(part)
+        names += [own] if own else CUT_FROM.get(part, ())
     found = [files.digest(name) for name in names]
     known = [part for part in found if part]
     if not found or len(known) != len(found):
@@ -140,6 +150,9 @@ def digest(stream: str) -> str | None:
     return known[0] if len(known) == 1 else hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
 
 
-def _own_split(stream: str) -> tuple[str, int] | None:
-    found = re.fullmatch(r"split\(\s*([\w-]+)\s*,\s*([1-9]\d*)\s*\)", stream)
-    return (found[1], int(found[2])) if found else None
+def _cut_from(stream: str) -> tuple[str, int | None]:
+    """The data set and the classes a task (None: all of them in one) of `split(…)` and `whole(…)`; else no name."""
+    found = re.fullmatch(r"(?:split\(\s*([\w-]+)\s*,\s*([1-9]\d*)\s*\)|whole\(\s*([\w-]+)\s*\))", stream.strip())
+    if not found:
+        return "", None
+    return (found[1], int(found[2])) if found[1] else (found[3], None)

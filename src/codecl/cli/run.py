@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -55,16 +55,21 @@ def run(
         if not quiet:
             _announce(notes if as_json else console, config, number, len(configs))
         try:
-            done.append(_one(config, out, device, again, quiet, notes if as_json else console))
+            done.append(one(config, How(out, device, quiet, notes if as_json else console, again)))
         except RunFailed as error:  # the rest of the grid can still succeed
             print(f"codecl: {error}; what was recorded is in {_folder(config, out)}", file=sys.stderr)
             failed = error
+    finish(console, done, as_json)
+    if failed:
+        raise typer.Exit(failed.exit_code)
+
+
+def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
+    """What came out of runs, and the exit code that tells of degraded ones."""
     if as_json:
         print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in done], indent=1))
     else:
         _show(console, done)
-    if failed:
-        raise typer.Exit(failed.exit_code)
     if any(result.metrics["status"] == "degraded" for result in done):
         raise typer.Exit(4)
 
@@ -79,24 +84,37 @@ def _check_begun(folders: list[Path], again: bool) -> None:
             )
 
 
-def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, console: "Console") -> "Result":
+class How(NamedTuple):
+    """What does not change a run's numbers."""
+
+    out: Path
+    device: str
+    quiet: bool
+    console: "Console"
+    again: bool = False
+    after: Path | None = None  # a finished run to go on from
+
+
+def one(config: "RunConfig", how: How) -> "Result":
+    """Run, and show how it goes."""
     from codecl import api
     from codecl.assemble import tasks_of
     from codecl.display import watching
 
     tasks = tasks_of(config)
     try:
-        with watching(console, config, len(tasks), quiet) as watch:
-            result = api.run(config, out=out, device=device, again=again, on_event=watch, tasks=tasks)
+        with watching(how.console, config, len(tasks), how.quiet) as watch:
+            options: dict[str, Any] = {"device": how.device, "again": how.again, "after": how.after}
+            result = api.run(config, out=how.out, on_event=watch, tasks=tasks, **options)
     except KeyboardInterrupt:
-        folder = _folder(config, out)
+        folder = _folder(config, how.out)
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
         print(f"codecl: interrupted; {kept}; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    if not result.trained and not quiet:
-        console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
+    if not result.trained and not how.quiet:
+        how.console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
     return result
 
 

@@ -1,0 +1,120 @@
+"""A task that arrives later: the run ends as if it had been there from the start."""
+
+import json
+
+import pytest
+import torch
+
+import codecl
+from codecl import extend
+from codecl.config import preset, resolve
+from codecl.data import store
+from codecl.errors import ConfigError, DataError
+from codecl.record import read_config
+from tests.commands.test_cli import TINY, failed
+from tests.data.canonical import arrays
+from tests.faults.test_resume import numbers, same
+from tests.faults.victim import module
+from tests.problems import tasks
+
+MORE = {
+    "data": {"augment": "crop-flip"},
+    "growth": {"threshold": 0.9, "images": 8},
+    "train": {"epochs": 3, "batch": 4, "rate": 0.02, "momentum": 0.9, "norm_statistics": "task", "running": "loop"},
+}
+
+
+@pytest.mark.parametrize("method", ["codec", "codec-full", "d-ewc", "stl"])
+def test_tasks_added_one_by_one_end_as_tasks_from_the_start(method, tmp_path):
+    stream = tasks(3)
+    whole = codecl.fit(module(), stream, method=method, out=tmp_path / "whole", **MORE)
+    first = codecl.fit(module(), stream[:1], method=method, out=tmp_path / "parts", **MORE)
+    two = codecl.fit(module(), stream[:2], method=method, out=tmp_path / "parts", after=first, **MORE)
+    three = codecl.fit(module(), stream, method=method, out=tmp_path / "parts", after=two.folder, **MORE)
+    same(numbers(three.folder), numbers(whole.folder))
+    assert three.folder.relative_to(tmp_path / "parts") == whole.folder.relative_to(tmp_path / "whole")
+    assert len(first.metrics["accuracy_matrix"]) == 1  # and the runs before are as they were
+    trained = [json.loads(line)["kind"] for line in (three.folder / "events.jsonl").read_text().splitlines()]
+    assert trained.count("run") == 1
+    again = codecl.fit(module(), stream, method=method, out=tmp_path / "parts", after=two, **MORE)
+    assert not again.trained
+
+
+def test_a_task_with_more_classes_and_an_interruption(tmp_path):
+    stream = [*tasks(2), tasks(3, classes=5)[2]]
+    whole = codecl.fit(module(), stream, out=tmp_path / "whole", **MORE)
+    before = codecl.fit(module(), stream[:2], out=tmp_path / "parts", **MORE)
+
+    def stop(event):
+        if event.kind == "epoch" and event.task == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        codecl.fit(module(), stream, out=tmp_path / "parts", after=before, on_event=stop, **MORE)
+    ours = codecl.fit(module(), stream, out=tmp_path / "parts", after=before, **MORE)
+    same(numbers(ours.folder), numbers(whole.folder))
+
+
+def test_what_cannot_be_extended_is_said(tmp_path):
+    stream = tasks(3)
+    done = codecl.fit(module(), stream[:2], out=tmp_path, **MORE)
+    with pytest.raises(ConfigError, match=r"after: the tasks of .* are not the first of these tasks"):
+        codecl.fit(module(), stream[1:], out=tmp_path, after=done, **MORE)
+    with pytest.raises(ConfigError, match=r"has another config \(agents: 4, 3\)"):
+        codecl.fit(module(), stream, agents=3, out=tmp_path, after=done, **MORE)
+    other = module()
+    with torch.no_grad():
+        other[0].weight[0, 0, 0, 0] += 1
+    with pytest.raises(ConfigError, match=r"has another config \(model.digest"):
+        codecl.fit(other, stream, out=tmp_path, after=done, **MORE)
+    with pytest.raises(ConfigError, match=r"its 2 tasks should come first, and at least one more after them"):
+        codecl.fit(module(), stream[:2], out=tmp_path / "there", after=done, **MORE)
+    with pytest.raises(
+        ConfigError, match=r"was made by codecl.fit with data of your own; give all tasks to"
+    ):
+        extend.extended(read_config(done.folder), "mnist")
+    path = done.folder / "metrics.json"
+    path.write_text(path.read_text().replace('"complete"', '"partial"'))
+    with pytest.raises(ConfigError, match="ended partial; only a complete run can be extended"):
+        codecl.fit(module(), stream, out=tmp_path, after=done.folder, **MORE)
+
+
+def test_streams_come_one_after_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path))
+    for name in ("mnist", "notmnist"):
+        store.write(name, arrays(name, 60, 20))
+    quick = resolve(preset("quickstart"), {})
+    config = extend.extended(quick, "mnist")
+    assert config.data.stream == "quickstart + whole(mnist)"
+    assert config.sources["data"]
+    twice = extend.extended(config, "split(notmnist, 5)")
+    assert twice.data.stream == "quickstart + whole(mnist) + split(notmnist, 5)"
+    assert twice.sources["data"] != config.sources["data"]
+    with pytest.raises(ConfigError, match="--task next: the run has learned all tasks of its stream quickstart"):
+        extend.extended(quick, "next")
+    begun = resolve(preset("quickstart"), {"data": {"tasks": 2}})
+    assert extend.extended(begun, "next").data.tasks == 3
+    with pytest.raises(ConfigError, match="the run stopped inside its stream quickstart; --task next goes on there"):
+        extend.extended(begun, "mnist")
+    store.write("mnist", arrays("mnist", 60, 20, seed=1))
+    with pytest.raises(DataError, match=r"files behind .* are missing, or not those of the run any more"):
+        extend.extended(config, "notmnist")
+
+
+@pytest.mark.slow
+def test_the_command(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path / "data"))
+    store.write("notmnist", arrays("notmnist", 400, 100))
+    tiny = (*TINY, "--method", "codec", "--quiet", "--set", "train.running=loop")
+    assert cli("run", *tiny, "--set", "data.tasks=1", cwd=tmp_path).returncode == 0
+    (first,) = (path.parent for path in tmp_path.rglob("metrics.json"))
+    done = cli("extend", str(first), "--task", "next", "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (ours,) = json.loads(done.stdout)
+    assert ours["tasks"] == 2
+    assert cli("run", *tiny, "--set", "data.tasks=2", "--out", "whole", cwd=tmp_path).returncode == 0
+    (whole,) = (path.parent for path in (tmp_path / "whole").rglob("metrics.json"))
+    same(numbers(tmp_path / ours["folder"]), numbers(whole))
+    assert "stopped inside" in failed(cli("extend", str(first), "--task", "notmnist", cwd=tmp_path), 2)
+    done = cli("extend", str(first), "--task", "nowhere", cwd=tmp_path)
+    assert done.returncode == 2
