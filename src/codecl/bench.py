@@ -22,10 +22,10 @@ from codecl import running
 from codecl import topology as topologies
 from codecl.assemble import assemble, build_model, computing, deal, seeded
 from codecl.config import RunConfig, validate
+from codecl.environment import environment
 from codecl.errors import ConfigError, DataError
 from codecl.events import Epoch
 from codecl.precision import multiplying
-from codecl.record import environment
 from codecl.stream import Task
 from codecl.train import Setup, State, train
 

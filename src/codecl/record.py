@@ -2,10 +2,9 @@
 
 import json
 import os
-import platform
 import shutil
-import subprocess
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-import codecl
 from codecl import checkpoint
 from codecl.checkpoint import Checkpoint
 from codecl.config import RunConfig, difference, parse, preset, resolve
-from codecl.errors import ConfigError, DataError
+from codecl.environment import environment
+from codecl.errors import ConfigError, DataError, RunFailed
 from codecl.events import Event, Flooded
 from codecl.metrics import Status, metrics
 from codecl.registry import reason
@@ -105,8 +105,11 @@ class Record:
         """Append a line to events.jsonl."""
         full = {"time": round(time.time(), 3), "task": None, "epoch": None, "step": None, **fact}
         self.facts.append(full)
-        self._events.write(json.dumps(full) + "\n")
-        self._events.flush()
+        try:
+            self._events.write(json.dumps(full) + "\n")
+            self._events.flush()
+        except OSError as error:
+            raise RunFailed(f"{self.folder}: events.jsonl cannot be written ({error.strerror})") from error
 
     def event(self, event: Event) -> None:
         if event.kind == "step" or (event.kind == "task" and self._holds("task", event.task)):
@@ -119,11 +122,15 @@ class Record:
         return any(fact["kind"] == kind and fact["task"] == task for fact in self.facts)
 
     def save(self, state: State, middle: Middle | None, generators: Mapping[str, torch.Tensor]) -> None:
-        """A checkpoint of all that is recorded so far."""
+        """A checkpoint of all that is recorded so far; where it cannot be written, the run goes on without it."""
         step = sum({fact["task"]: fact["step"] for fact in self.facts if fact["kind"] == "epoch"}.values())
-        os.fsync(self._events.fileno())
-        point = Checkpoint(state, middle, step, self._events.tell(), generators)
-        checkpoint.save(self.folder / "checkpoint", point)
+        try:
+            os.fsync(self._events.fileno())
+            point = Checkpoint(state, middle, step, self._events.tell(), generators)
+            checkpoint.save(self.folder / "checkpoint", point)
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
+            warnings.warn(f"{self.folder}: no checkpoint could be written ({why}); the run goes on", stacklevel=2)
 
     def close(self, status: Status) -> dict[str, Any]:
         """Write metrics and the model of the tasks that are finished; gives the metrics."""
@@ -252,36 +259,6 @@ def save_model(state: State, folder: Path) -> None:
     save(state.parameters, "body.safetensors")
     for number, (head, norms) in enumerate(zip(state.heads, state.norms, strict=True), 1):
         save({**head, **norms}, f"task-{number}.safetensors")
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device and commit: what a number needs beside it."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "codecl": codecl.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": device.type,
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _commit() -> str | None:
-    """Of the checkout that the package runs from, if it does; `+changes` where files differ from it."""
-    here = Path(__file__).resolve().parent
-    if not (here.parents[1] / ".git").exists():
-        return None
-    try:
-        head, changes = (
-            subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True)
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -69,9 +69,7 @@ def test_what_cannot_be_extended_is_said(tmp_path):
         codecl.fit(other, stream, out=tmp_path, after=done, **MORE)
     with pytest.raises(ConfigError, match=r"its 2 tasks should come first, and at least one more after them"):
         codecl.fit(module(), stream[:2], out=tmp_path / "there", after=done, **MORE)
-    with pytest.raises(
-        ConfigError, match=r"was made by codecl.fit with data of your own; give all tasks to"
-    ):
+    with pytest.raises(ConfigError, match=r"was made by codecl.fit with data of your own; give all tasks to"):
         extend.extended(read_config(done.folder), "mnist")
     path = done.folder / "metrics.json"
     path.write_text(path.read_text().replace('"complete"', '"partial"'))

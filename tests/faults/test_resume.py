@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 import codecl
 from codecl import checkpoint
 from codecl.checkpoint import CheckpointConfig
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, RunFailed
 from tests.conftest import ROOT
 from tests.faults.victim import run
 from tests.problems import CPU, config
@@ -204,3 +205,28 @@ def test_steps_or_time(every, steps, seconds, due):
 def test_other_intervals_are_refused(every):
     with pytest.raises(ConfigError, match=r"checkpoint.every: .* is not allowed: .*such as 30s, 5min"):
         config(checkpoint={"every": every})
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(whole, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.warns(UserWarning, match=r"no checkpoint could be written \(No space left on device\); the run"):
+        ours = run(tmp_path)
+    same(numbers(ours.folder), whole["codec"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_it_in_one_line(tmp_path):
+    def fill(event):
+        if event.kind == "epoch":
+            (events,) = (fd for fd in os.listdir("/proc/self/fd") if _opened(fd).endswith("events.jsonl"))
+            os.dup2(os.open("/dev/full", os.O_WRONLY), int(events))
+
+    with pytest.raises(RunFailed, match=r"events.jsonl cannot be written \(No space left on device\)"):
+        run(tmp_path, on_event=fill)
+
+
+def _opened(fd):
+    return os.path.realpath(f"/proc/self/fd/{fd}")
