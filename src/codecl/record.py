@@ -6,7 +6,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +134,20 @@ class Record:
 
     def close(self, status: Status) -> dict[str, Any]:
         """Write metrics and the model of the tasks that are finished; gives the metrics."""
-        self.fact({"kind": "end", "status": status})
-        out = metrics(self.facts, self.labels, status, self.before + time.time() - self.began, self.alone)
-        if self.state is not None:
-            save_model(self.state, self.folder / "model")
-        _write(self.folder / "metrics.json", out)
-        if status == "complete":
-            checkpoint.keep_last(self.folder / "checkpoint")
-        self._events.close()
-        self._unlock()
-        return out
+        try:
+            self.fact({"kind": "end", "status": status})
+            wall_s = self.before + time.time() - self.began
+            out = metrics(self.facts, self.labels, status, wall_s, self.alone)
+            if self.state is not None:
+                save_model(self.state, self.folder / "model")
+            _write(self.folder / "metrics.json", out)
+            if status == "complete":
+                checkpoint.keep_last(self.folder / "checkpoint")
+            return out
+        finally:
+            with suppress(OSError):
+                self._events.close()
+            self._unlock()
 
 
 def _lock(folder: Path) -> int | None:
