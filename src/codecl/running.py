@@ -66,7 +66,7 @@ def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, 
     for running in CANDIDATES[device.type]:
         agents = open_task(setup._replace(running=running), state, data)
         step = stepping(setup, state, data, agents)
-        carry_AE = start(setup, agents)
+        carry_AE = start(setup, agents).carry_AE
         picks = data.picks(0, setup.exchange.agents, setup.train.batch)[:count]
         with setup.exchange.traffic.aside(), suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
             step(carry_AE, picks[0].to(device), 0.0)

@@ -82,7 +82,7 @@ class Middle(NamedTuple):
     """Where a run stands inside a task."""
 
     epoch: int  # the next one
-    carry_AE: Tensor  # of all agents
+    carry_AE: Tensor
 
 
 class Setup(NamedTuple):
@@ -102,12 +102,12 @@ class Setup(NamedTuple):
 
 
 def train(setup: Setup, state: State, middle: Middle | None = None) -> Iterator[Event]:
-    """Learn one task after another (Algorithm 1), from `state` on, or from the middle of the task after it."""
+    """Learn one task after another (Algorithm 1), from `state` on, or from the middle of the task after it (all
+    agents' rows)."""
     exchange, config = setup.exchange, setup.train
     for data in setup.tasks[len(state.heads) :]:
         agents = open_task(setup, state, data)
-        step, carry_AE = stepping(setup, state, data, agents), start(setup, agents)
-        first, carry_AE = (middle.epoch, middle.carry_AE[list(exchange.agents)]) if middle else (0, carry_AE)
+        step, (first, carry_AE) = stepping(setup, state, data, agents), start(setup, agents, middle)
         middle, coords_AD = None, carry_AE[:, : agents.layout.size]
         yield _opened(setup, data, agents)
         picks_SABK, run_epoch = data.picks(first, exchange.agents, config.batch), None  # an old graph makes room
@@ -135,17 +135,19 @@ def open_task(setup: Setup, state: State, data: TaskData) -> Agents:
     return Agents(setup.module, plan, count, *how)
 
 
-def start(setup: Setup, agents: Agents) -> Tensor:
-    """What the first step of a task takes: every agent at the anchor, at rest."""
-    coords_AD = agents.layout.start().repeat(len(setup.exchange.agents), 1)
-    return torch.cat([coords_AD, torch.zeros_like(coords_AD)], 1) if setup.train.momentum else coords_AD
+def start(setup: Setup, agents: Agents, middle: Middle | None = None) -> Middle:
+    """Where the agents of this process begin a task: at the anchor, at rest, or where they were."""
+    here = setup.exchange.agents
+    if middle:
+        return Middle(middle.epoch, middle.carry_AE[list(here)])
+    coords_AD = agents.layout.start().repeat(len(here), 1)
+    return Middle(0, torch.cat([coords_AD, torch.zeros_like(coords_AD)], 1) if setup.train.momentum else coords_AD)
 
 
 def stepping(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:
     """A step of all agents (Algorithm 1, lines 4-15): device work only."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(state.memory, agents.layout)
-
     size, beta = agents.layout.size, setup.train.momentum
 
     def moved(carry_AE: Tensor, grad_AD: Tensor) -> Tensor:
