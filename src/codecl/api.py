@@ -18,6 +18,7 @@ from codecl.config import RunConfig, merge, validate
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import digest
+from codecl.exchange.ranks import Ranks, joined
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import code_digest, source_digest
@@ -51,6 +52,7 @@ def fit(
     method: str | Method = "codec",
     out: str | Path = "runs",
     device: str = "auto",
+    exchange: str = "auto",
     again: bool = False,
     on_event: OnEvent | None = None,
     **settings: Any,
@@ -60,7 +62,8 @@ def fit(
     The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
     edge-list file, a networkx graph or fields of the config. `settings` are fields of the config: `head="fc"`,
     `seed=1`, `dense=["token"]`, `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call
-    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it."""
+    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it. Under
+    a launcher such as torchrun, every process makes the same call and holds some of the agents (`exchange`)."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
@@ -73,7 +76,16 @@ def fit(
         "data": {"stream": "own", "digest": _digest(tasks)},
     }
     config = validate(merge(fields, settings))
-    return run(config, out=Path(out), device=device, again=again, on_event=on_event, module=model, tasks=tasks)
+    return run(
+        config,
+        out=Path(out),
+        device=device,
+        exchange=exchange,
+        again=again,
+        on_event=on_event,
+        module=model,
+        tasks=tasks,
+    )
 
 
 def _loaded(number: int, task: Any) -> Task:
@@ -119,6 +131,7 @@ def run(
     *,
     out: Path = Path("runs"),
     device: str = "auto",
+    exchange: str = "auto",
     again: bool = False,
     on_event: OnEvent | None = None,
     module: nn.Module | None = None,
@@ -126,19 +139,33 @@ def run(
 ) -> Result:
     """Run a config and record it, or give back the run that is recorded already.
 
-    `module` and `tasks` replace those that the config names."""
+    `module` and `tasks` replace those that the config names. `exchange`: simulated, cluster, or auto, which is cluster
+    where a launcher started several processes; all of them make this call, the leading one records."""
+    with joined(exchange, device_of(device)) as here:
+        return _run(config, here, out, again, on_event, module, tasks)
+
+
+def _run(
+    config: RunConfig,
+    here: Ranks,
+    out: Path,
+    again: bool,
+    on_event: OnEvent | None,
+    module: nn.Module | None,
+    tasks: Sequence[Task] | None,
+) -> Result:
     folder = record.folder_of(config, out)
-    place = device_of(device)
+    place = here.device
     dealt = deal(config, tasks, place)
     module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
-    done = record.recorded(folder, config)
+    done = here.told(lambda: record.recorded(folder, config))
     if done is not None and not again:
         return Result(done, folder, False, module)
     with computing(place), seeded(config.seed, "trial", place):
-        setup, state = assemble(config, module, dealt, place)
-        choice = (
-            running.choose(setup, state) if config.train.running == "auto" else running.Choice(setup.running, {}, False)
-        )
+        setup, state = assemble(config, module, dealt, place, here.exchange)
+        known = running.Choice(setup.running, {}, False)
+        measuring = config.train.running == "auto"
+        choice = running.Choice(*here.told(lambda: running.choose(setup, state) if measuring else known))
     setup = setup._replace(running=choice.running)
     labels = {
         "benchmark": config.preset,
@@ -148,14 +175,15 @@ def run(
         "seed": config.seed,
         "tasks": len(dealt),
     }
-    book = record.Record(folder, config, labels, setup.method.each_task_alone)
+    book = record.Record(folder, config, labels, setup.method.each_task_alone) if here.leads else record.Elsewhere()
     book.environment(place)
     book.tasks([data.describe() for data in dealt])
     facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
+    facts |= {"exchange": here.name, "ranks": here.size}
     book.fact({"kind": "run", **labels, **facts, **choice._asdict()})
     finished = False
     try:
-        with computing(place), seeded(config.seed, "dropout", place):  # nn.Dropout takes no generator of ours
+        with computing(place), seeded(config.seed, here.own("dropout"), place):  # nn.Dropout takes none of ours
             for event in train(setup, state):
                 book.event(event)
                 if on_event is not None:
@@ -163,7 +191,7 @@ def run(
         finished = True
     finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
         results = book.close("complete" if finished else "partial")
-    return Result(results, folder, True, module)
+    return Result(here.told(lambda: results), folder, True, module)
 
 
 def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:

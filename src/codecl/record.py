@@ -102,6 +102,25 @@ class Record:
         return out
 
 
+class Elsewhere:
+    """In the place of a record where another process, the leading one, writes it."""
+
+    def environment(self, device: torch.device) -> None:
+        pass
+
+    def tasks(self, described: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def fact(self, fact: Mapping[str, Any]) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def close(self, status: Status) -> dict[str, Any]:
+        return {}
+
+
 def _lock(folder: Path) -> int | None:
     """Make sure that this process alone writes the folder. The lock goes with the process, however it ends."""
     try:

@@ -2,6 +2,9 @@
 
 import json
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from codecl.api import Result
     from codecl.config import RunConfig
+    from codecl.exchange.ranks import Ranks
 
 
 @app.command()
@@ -27,36 +31,39 @@ def run(
     settings: Settings = None,
     out: Out = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    exchange: Annotated[str, typer.Option(help="simulated, cluster or auto: cluster under torchrun.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Repeat runs that are complete already.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid."""
-    from codecl import assemble, grid, record
-    from codecl import topology as topologies
+    from codecl import api, assemble, grid
+    from codecl.exchange.ranks import joined
 
-    configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
-    assemble.device_of(device)
-    if len(configs) > 1:  # what can be refused is refused before anything runs
-        for config in configs:
-            topologies.build(config.topology, config.agents, config.seed)
-            record.recorded(record.folder_of(config, out), config)
-        for config in {config.digest(): config for config in configs}.values():
-            assemble.check(config)
-    console, notes = console_for(as_json), console_for(True)
-    done: list[Result] = []
-    failed: RunFailed | None = None
-    for number, config in enumerate(configs, 1):
-        if not quiet:
-            _announce(notes if as_json else console, config, number, len(configs))
-        try:
-            done.append(_one(config, out, device, again, quiet, notes if as_json else console))
-        except RunFailed as error:  # the rest of the grid can still succeed
-            print(f"codecl: {error}; what was recorded is in {_folder(config, out)}", file=sys.stderr)
-            failed = error
-    if as_json:
+    with joined(exchange, assemble.device_of(device)) as here:
+        configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
+        _refuse(configs, out, here)
+        console, notes = console_for(as_json), console_for(True)
+        if not here.leads:  # the leading rank prints
+            console.quiet = notes.quiet = quiet = True
+            warnings.simplefilter("ignore")
+        go = partial(api.run, out=out, device=device, exchange=here.name, again=again)
+        done: list[Result] = []
+        failed: RunFailed | None = None
+        for number, config in enumerate(configs, 1):
+            if not quiet:
+                _announce(notes if as_json else console, config, number, len(configs))
+            try:
+                done.append(_one(config, go, out, quiet, notes if as_json else console))
+            except RunFailed as error:
+                folder = _folder(config, out)
+                failed = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
+                if here.size > 1:  # the ranks end together
+                    raise failed from error
+                print(f"codecl: {failed}", file=sys.stderr)  # the rest of the grid can still succeed
+    if as_json and here.leads:
         print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in done], indent=1))
-    else:
+    elif here.leads:
         _show(console, done)
     if failed:
         raise typer.Exit(failed.exit_code)
@@ -64,21 +71,37 @@ def run(
         raise typer.Exit(4)
 
 
-def _one(config: "RunConfig", out: Path, device: str, again: bool, quiet: bool, console: "Console") -> "Result":
-    from codecl import api
+def _refuse(configs: list["RunConfig"], out: Path, here: "Ranks") -> None:
+    """What can be refused is refused before anything runs."""
+    from codecl import assemble, record
+    from codecl import topology as topologies
+
+    for config in configs:
+        here.check(config.agents)
+    if len(configs) == 1:
+        return
+    for config in configs:
+        topologies.build(config.topology, config.agents, config.seed)
+        record.recorded(record.folder_of(config, out), config)
+    for config in {config.digest(): config for config in configs}.values():
+        assemble.check(config)
+
+
+def _one(config: "RunConfig", go: Callable[..., "Result"], out: Path, quiet: bool, console: "Console") -> "Result":
     from codecl.assemble import tasks_of
     from codecl.display import watching
 
     tasks = tasks_of(config)
     try:
         with watching(console, config, len(tasks), quiet) as watch:
-            result = api.run(config, out=out, device=device, again=again, on_event=watch, tasks=tasks)
+            result = go(config, on_event=watch, tasks=tasks)
     except KeyboardInterrupt:
         folder = _folder(config, out)
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
-        print(f"codecl: interrupted; {kept}; the same command starts this run again", file=sys.stderr)
+        if not console.quiet:
+            print(f"codecl: interrupted; {kept}; the same command starts this run again", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if not result.trained and not quiet:
         console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
