@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
@@ -20,6 +20,7 @@ from codecl.config import RunConfig, merge, validate
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import digest
+from codecl.exchange.ranks import Ranks, joined
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import code_digest, source_digest
@@ -53,6 +54,7 @@ def fit(
     method: str | Method = "codec",
     out: str | Path = "runs",
     device: str = "auto",
+    exchange: str = "auto",
     again: bool = False,
     after: "str | Path | Result | None" = None,
     on_event: OnEvent | None = None,
@@ -63,7 +65,8 @@ def fit(
     The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
     edge-list file, a networkx graph or fields of the config. `settings` are fields of the config: `head="fc"`,
     `seed=1`, `dense=["token"]`, `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call
-    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it.
+    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it. Under
+    a launcher such as torchrun, every process makes the same call and holds some of the agents (`exchange`).
 
     `after`: a finished run of the first of these tasks, with the same settings; only the others are trained, and all
     ends as if they had been there from the start."""
@@ -79,8 +82,8 @@ def fit(
         "data": {"stream": "own", "digest": _digest(tasks)},
     }
     config = validate(merge(fields, settings))
-    common: dict[str, Any] = {"out": Path(out), "device": device, "again": again, "on_event": on_event}
-    return run(config, module=model, tasks=tasks, after=_folder(after, config), **common)
+    common: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange, "again": again}
+    return run(config, module=model, tasks=tasks, after=_folder(after, config), on_event=on_event, **common)
 
 
 def _folder(after: "str | Path | Result | None", config: RunConfig) -> Path | None:
@@ -137,6 +140,7 @@ def run(
     *,
     out: Path = Path("runs"),
     device: str = "auto",
+    exchange: str = "auto",
     again: bool = False,
     on_event: OnEvent | None = None,
     module: nn.Module | None = None,
@@ -145,35 +149,41 @@ def run(
 ) -> Result:
     """Run a config and record it, or give back the run that is recorded already.
 
-    `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks."""
-    folder = record.folder_of(config, out)
-    place = device_of(device)
-    dealt = deal(config, tasks, place)
-    module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
-    done = record.recorded(folder, config)
-    if done is not None and not again:
-        return Result(done, folder, False, module)
-    with computing(place), seeded(config.seed, "trial", place):
-        setup, state = assemble(config, module, dealt, place)
+    `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks. `exchange`:
+    simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
+    call, the leading one records."""
+    with joined(exchange, device_of(device)) as here:
+        folder, place = record.folder_of(config, out), here.device
+        dealt = deal(config, tasks, place)
+        module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
+        done = here.told(lambda: record.recorded(folder, config))
+        if done is not None and not again:
+            return Result(done, folder, False, module)
+        with computing(place), seeded(config.seed, "trial", place):
+            setup, state = assemble(config, module, dealt, place, here.exchange)
+        book = _book(folder, config, setup, here, again, after)
+        finished = False
+        try:
+            with computing(place):
+                setup = setup._replace(running=_running(book, config, setup, state, here))
+                with closing(resume.events(book, setup, state, here)) as events:
+                    for event in events:
+                        if on_event is not None:
+                            on_event(event)
+            finished = True
+        finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
+            results = book.close("complete" if finished else "partial")
+        return Result(here.told(lambda: results), folder, True, module)
+
+
+def _book(
+    folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None
+) -> record.Record | record.Elsewhere:
+    """The run folder, open for writing where this process leads."""
+    if not here.leads:
+        return record.Elsewhere(config)
     if after is not None and (again or not (folder / "checkpoint").exists()):
         extend.begin(after, folder, config, setup)
-    book = _book(folder, config, setup, place, again and after is None)
-    finished = False
-    try:
-        with computing(place):
-            setup = setup._replace(running=_running(book, config, setup, state, place))
-            with closing(resume.events(book, setup, state, place)) as events:
-                for event in events:
-                    if on_event is not None:
-                        on_event(event)
-        finished = True
-    finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
-        results = book.close("complete" if finished else "partial")
-    return Result(results, folder, True, module)
-
-
-def _book(folder: Path, config: RunConfig, setup: Setup, place: torch.device, again: bool) -> record.Record:
-    """The run folder, open for writing."""
     labels = {
         "benchmark": config.preset,
         "method": record.word(config.method.name),
@@ -182,23 +192,33 @@ def _book(folder: Path, config: RunConfig, setup: Setup, place: torch.device, ag
         "seed": config.seed,
         "tasks": len(setup.tasks),
     }
-    book = record.Record(folder, config, labels, setup.method.each_task_alone, None if again else place)
-    book.environment(place)
+    anew = again and after is None
+    book = record.Record(folder, config, labels, setup.method.each_task_alone, None if anew else here.device)
+    book.environment(here.device)
     book.tasks([data.describe() for data in setup.tasks])
     return book
 
 
-def _running(book: record.Record, config: RunConfig, setup: Setup, state: State, place: torch.device) -> Running:
-    """How agents share the device: as before where the run is resumed; else chosen now, and recorded."""
-    for fact in book.facts:
-        if fact["kind"] == "run":
-            return cast(Running, fact["running"])
-    choice = running.Choice(setup.running, {}, False)
-    if config.train.running == "auto":
-        with seeded(config.seed, "trial", place):
-            choice = running.choose(setup, state)
-    facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
-    book.fact({"kind": "run", **book.labels, **facts, **choice._asdict()})
+def _running(
+    book: record.Record | record.Elsewhere, config: RunConfig, setup: Setup, state: State, here: Ranks
+) -> Running:
+    """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
+    recorded."""
+
+    def choose() -> running.Choice:
+        for fact in book.facts:
+            if fact["kind"] == "run":
+                return running.Choice(fact["running"], fact["ms_per_step"], fact["measured"])
+        if config.train.running != "auto":
+            return running.Choice(setup.running, {}, False)
+        with seeded(config.seed, "trial", here.device):
+            return running.choose(setup, state)
+
+    choice = running.Choice(*here.told(choose))
+    if here.leads and not book.facts:
+        facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
+        ranks = {"exchange": here.name, "ranks": here.size}
+        book.fact({"kind": "run", **book.labels, **facts, **ranks, **choice._asdict()})
     return choice.running
 
 

@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from codecl import streams
 from codecl import topology as topologies
 from codecl.config import RunConfig
 from codecl.errors import CodeclError, ConfigError, DataError
-from codecl.exchange import Simulated, digest
+from codecl.exchange import Exchange, Simulated, digest
 from codecl.layers import survey
 from codecl.layout import Parameters
 from codecl.models import MODELS
@@ -23,8 +23,11 @@ from codecl.precision import multiplying
 from codecl.registry import lookup, reason
 from codecl.seeding import derive, spawn
 from codecl.stream import Task, TaskData
+from codecl.topology import Topology
 from codecl.train import Setup, State
 from codecl.watch import logits, without_running_statistics
+
+BuildExchange = Callable[[Topology, torch.dtype, torch.device], Exchange]
 
 
 @contextmanager
@@ -103,7 +106,11 @@ def build_model(config: RunConfig, shape: Sequence[int], classes: int) -> nn.Mod
 
 
 def assemble(
-    config: RunConfig, module: nn.Module, tasks: Sequence[TaskData], device: torch.device
+    config: RunConfig,
+    module: nn.Module,
+    tasks: Sequence[TaskData],
+    device: torch.device,
+    exchange: BuildExchange = Simulated,
 ) -> tuple[Setup, State]:
     """Build and check everything that the loop needs."""
     dtype = getattr(torch, config.dtype)
@@ -120,7 +127,7 @@ def assemble(
         tasks=tasks,
         heads=heads,
         topology=graph,
-        exchange=Simulated(graph, dtype, device),
+        exchange=exchange(graph, dtype, device),
         method=config.method.build(),
         train=config.train,
         growth=config.growth,

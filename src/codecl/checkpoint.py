@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 import codecl
@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
     generators: Mapping[str, Tensor]  # of dropout, by device: a row an agent
 
 
-def save(folder: Path, point: Checkpoint) -> None:
+def write(folder: Path, point: Checkpoint) -> None:
     """<folder>/<step>, complete or not there; the two newest are kept."""
     unfinished, place = folder / f".{point.step}", folder / str(point.step)
     for path in (unfinished, place):
@@ -77,10 +77,7 @@ def save(folder: Path, point: Checkpoint) -> None:
     facts = {
         "schema": SCHEMA,
         "codecl": codecl.__version__,
-        "finished": len(point.state.heads),
-        "epoch": point.middle.epoch if point.middle else None,
-        "step": point.step,
-        "events": point.events,
+        **_position(point),
         "events_digest": _digest(folder.parent / "events.jsonl", point.events),
         "tensors_digest": _digest(unfinished / TENSORS),
     }
@@ -130,7 +127,31 @@ def _load(path: Path, device: torch.device) -> Checkpoint:
         raise ValueError("the digest of its tensors differs")
     if facts["events_digest"] != _digest(path.parents[1] / "events.jsonl", facts["events"]):
         raise ValueError("events.jsonl is not what it was")
-    held = load_file(path / TENSORS, device=str(device))
+    return _unflat(load_file(path / TENSORS, device=str(device)), facts)
+
+
+def packed(point: Checkpoint) -> bytes:
+    """For another process. Law: unpacked undoes it."""
+    return save(_flat(point), {"facts": json.dumps(_position(point))})
+
+
+def unpacked(data: bytes, device: torch.device) -> Checkpoint:
+    length = int.from_bytes(data[:8], "little")  # safetensors: a JSON header, then the tensors
+    facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
+    return _unflat({name: value.to(device) for name, value in load(data).items()}, facts)
+
+
+def _position(point: Checkpoint) -> dict[str, Any]:
+    return {
+        "finished": len(point.state.heads),
+        "epoch": point.middle.epoch if point.middle else None,
+        "step": point.step,
+        "events": point.events,
+    }
+
+
+def _unflat(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
+    """`_flat` undone, with what is known of the place beside it."""
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}

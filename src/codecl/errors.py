@@ -4,6 +4,7 @@ the way out."""
 
 class CodeclError(Exception):
     exit_code = 1
+    said = False  # another process of the run says it
 
 
 class RunFailed(CodeclError):

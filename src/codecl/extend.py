@@ -56,7 +56,7 @@ def begin(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
     lines = (old / "events.jsonl").read_bytes()[: point.events].decode().splitlines()
     text = "".join(json.dumps(_amended(json.loads(line), config, len(setup.tasks), more)) + "\n" for line in lines)
     record.make(new, config, text)
-    checkpoint.save(new / "checkpoint", point._replace(events=len(text.encode())))
+    checkpoint.write(new / "checkpoint", point._replace(events=len(text.encode())))
 
 
 def _amended(fact: dict[str, Any], config: RunConfig, tasks: int, more: int) -> dict[str, Any]:

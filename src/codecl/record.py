@@ -127,7 +127,7 @@ class Record:
         try:
             os.fsync(self._events.fileno())
             point = Checkpoint(state, middle, step, self._events.tell(), generators)
-            checkpoint.save(self.folder / "checkpoint", point)
+            checkpoint.write(self.folder / "checkpoint", point)
         except (OSError, SafetensorError) as error:
             why = getattr(error, "strerror", None) or error
             warnings.warn(f"{self.folder}: no checkpoint could be written ({why}); the run goes on", stacklevel=2)
@@ -148,6 +148,27 @@ class Record:
             with suppress(OSError):
                 self._events.close()
             self._unlock()
+
+
+class Elsewhere:
+    """In the place of a record where another process, the leading one, writes it."""
+
+    point, labels, facts = None, dict[str, Any](), list[dict[str, Any]]()
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    def fact(self, fact: Mapping[str, Any]) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def save(self, state: State, middle: Middle | None, generators: Mapping[str, torch.Tensor]) -> None:
+        pass
+
+    def close(self, status: Status) -> dict[str, Any]:
+        return {}
 
 
 def _lock(folder: Path) -> int | None:

@@ -2,23 +2,28 @@
 
 import time
 from collections.abc import Generator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from codecl import checkpoint
 from codecl.assemble import seeded
+from codecl.checkpoint import Checkpoint
 from codecl.events import Epoch, Evaluated, Event
 from codecl.exchange import Exchange
-from codecl.record import Record
+from codecl.exchange.ranks import Ranks
+from codecl.record import Elsewhere, Record
 from codecl.train import Middle, Setup, State, train
 
 
-def events(book: Record, setup: Setup, state: State, device: torch.device) -> Generator[Event, None, None]:
+def events(book: Record | Elsewhere, setup: Setup, state: State, here: Ranks) -> Generator[Event, None, None]:
     """Train from the checkpoint of this run folder, or from `state`; every event is recorded before it is handed on.
 
     Law: a run that was stopped at any moment and goes on here ends as one that never stopped."""
-    point, exchange = book.point, setup.exchange
-    with seeded(setup.seed, "dropout", device):  # nn.Dropout takes no generator of ours
+    exchange, device = setup.exchange, here.device
+    point = _shared(book.point, here)
+    with seeded(setup.seed, here.own("dropout"), device):  # nn.Dropout takes no generator of ours
         if point:
             _put(point.generators, exchange, device)
             state = point.state
@@ -29,7 +34,7 @@ def events(book: Record, setup: Setup, state: State, device: torch.device) -> Ge
             steps += event.kind == "step"
             middle = None
             if isinstance(event, Epoch):
-                if not _everyone(exchange, book.config.checkpoint.due(steps, time.monotonic() - saved), device):
+                if not here.told(partial(book.config.checkpoint.due, steps, time.monotonic() - saved)):
                     continue
                 state, middle = event.live.state, Middle(event.live.epoch + 1, exchange.gather(event.live.carry_AE))
             elif isinstance(event, Evaluated):
@@ -40,9 +45,16 @@ def events(book: Record, setup: Setup, state: State, device: torch.device) -> Ge
             steps, saved = 0, time.monotonic()
 
 
-def _everyone(exchange: Exchange, yes: bool, device: torch.device) -> bool:
-    """What the first agent's process says: clocks differ, and all have to do the same."""
-    return bool(exchange.gather(torch.full((len(exchange.agents), 1), float(yes), device=device))[0])
+def _shared(point: Checkpoint | None, here: Ranks) -> Checkpoint | None:
+    """The leading process's checkpoint, at every rank: the others need not see its files."""
+    if here.size == 1 or not here.told(lambda: point is not None):
+        return point
+    return checkpoint.unpacked(here.handed(lambda: checkpoint.packed(_sure(point))), here.device)
+
+
+def _sure(point: Checkpoint | None) -> Checkpoint:
+    assert point is not None, "the leading process has it"
+    return point
 
 
 def _generators(exchange: Exchange, device: torch.device) -> dict[str, Tensor]:

@@ -14,8 +14,11 @@ from torch import Tensor
 
 import codecl
 from codecl import cache, kernels
+from codecl import topology as topologies
 from codecl.agents import Running
+from codecl.exchange import Simulated
 from codecl.replay import Epochs, epochs
+from codecl.topology import TopologyConfig
 from codecl.train import Setup, State, open_task, start, stepping
 
 CANDIDATES: dict[str, tuple[Running, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
@@ -31,7 +34,9 @@ class Choice(NamedTuple):
 
 
 def choose(setup: Setup, state: State) -> Choice:
-    """The fastest way, from the cache where it is known. It does not depend on the free dimensions of a task."""
+    """The fastest way, from the cache where it is known. It does not depend on the free dimensions of a task.
+
+    Measured among the agents of this process alone: it waits for no other."""
     device = setup.tasks[0].train[1].device
     file, key = cache.folder() / "running.json", _key(setup, device)
     known = _read(file).get(key)
@@ -53,28 +58,30 @@ def _key(setup: Setup, device: torch.device) -> str:
     """Model, agents, batch and device; not the free dimensions, which change with each task."""
     data, shapes = setup.tasks[0], [(layer.shape, layer.rows, layer.groups) for layer in setup.survey.layers]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{torch.get_num_threads()}"
-    parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, setup.topology.agents]
+    parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, len(setup.exchange.agents)]
     parts += [setup.train.batch, setup.train.precision, str(data.dtype), name, torch.__version__]
     parts += [codecl.__version__, kernels.available(device, data.dtype)]
+    parts += [] if setup.exchange.on_device else ["no graph"]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, float]:
     """Milliseconds of a step, the best of some turns that candidates take one after another."""
-    data, count = setup.tasks[0], STEPS[device.type]
+    data, count, graph = setup.tasks[0], STEPS[device.type], setup.exchange.on_device and device.type == "cuda"
+    among = topologies.build(TopologyConfig(name="complete"), len(setup.exchange.agents), setup.seed)
+    setup = setup._replace(exchange=Simulated(among, data.dtype, device))
     turns: dict[Running, Callable[[], float]] = {}
     for running in CANDIDATES[device.type]:
         agents = open_task(setup._replace(running=running), state, data)
         step = stepping(setup, state, data, agents)
         carry_AE = start(setup, agents).carry_AE
         picks = data.picks(0, setup.exchange.agents, setup.train.batch)[:count]
-        with setup.exchange.traffic.aside(), suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
+        with suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
             step(carry_AE, picks[0].to(device), 0.0)
             if agents.running == running:  # a model that cannot be stacked falls back to a loop
-                run = epochs(step, carry_AE, picks, setup.exchange.traffic, graph=device.type == "cuda")
+                run = epochs(step, carry_AE, picks, setup.exchange.traffic, graph=graph)
                 turns[running] = _turn(run, carry_AE, picks, device)
-    with setup.exchange.traffic.aside():
-        rounds = [{running: turn() for running, turn in turns.items()} for _ in range(ROUNDS)]
+    rounds = [{running: turn() for running, turn in turns.items()} for _ in range(ROUNDS)]
     return {running: round(min(times[running] for times in rounds), 4) for running in turns}
 
 

@@ -33,7 +33,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except CodeclError as error:
-        print(f"codecl: {error}", file=sys.stderr)
+        if not error.said:
+            print(f"codecl: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("codecl: interrupted", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from codecl.cli.common import AsJson, app, console_for
-from codecl.cli.run import How, finish, one
+from codecl.cli.run import How, OnWhich, finish, one, quietly
 
 
 @app.command()
@@ -15,15 +15,20 @@ def extend(
     task: Annotated[str, typer.Option(help="A data set's name, a stream as in data.stream, or next: of its own.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where the new folder goes. Default: beside RUN.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    exchange: OnWhich = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn one more task after those of a finished run, which stays as it is."""
-    from codecl import extend, record
+    from codecl import assemble, extend, record
+    from codecl.exchange.ranks import joined
     from codecl.predict import one_run
 
-    folder = one_run(run)
-    config = extend.extended(record.read_config(folder), task)
-    place = out if out is not None else folder.resolve().parents[1]
-    console = console_for(as_json)
-    finish(console, [one(config, How(place, device, quiet, console, after=folder))], as_json)
+    with joined(exchange, assemble.device_of(device)) as here:
+        folder = one_run(run)
+        config = extend.extended(record.read_config(folder), task)
+        place = out if out is not None else folder.resolve().parents[1]
+        console = quietly(console_for(as_json), here)
+        done = [one(config, How(place, device, here.name, quiet, console, after=folder))]
+    if here.leads:
+        finish(console, done, as_json)

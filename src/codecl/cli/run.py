@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from codecl.api import Result
     from codecl.config import RunConfig
+    from codecl.exchange.ranks import Ranks
+
+OnWhich = Annotated[str, typer.Option("--exchange", help="simulated, cluster or auto: cluster under torchrun.")]
 
 
 @app.command()
@@ -27,6 +31,7 @@ def run(
     settings: Settings = None,
     out: Out = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    exchange: OnWhich = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Only go on with runs that were begun; start none.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -35,33 +40,39 @@ def run(
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid.
 
     A run that was stopped goes on from its last checkpoint."""
-    from codecl import assemble, grid, record
-    from codecl import topology as topologies
+    from codecl import assemble, grid
+    from codecl.exchange.ranks import joined
 
-    configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
-    assemble.device_of(device)
-    if resume:
-        _check_begun([record.folder_of(config, out) for config in configs], again)
-    if len(configs) > 1:  # what can be refused is refused before anything runs
-        for config in configs:
-            topologies.build(config.topology, config.agents, config.seed)
-            record.recorded(record.folder_of(config, out), config)
-        for config in {config.digest(): config for config in configs}.values():
-            assemble.check(config)
-    console, notes = console_for(as_json), console_for(True)
-    done: list[Result] = []
-    failed: RunFailed | None = None
-    for number, config in enumerate(configs, 1):
-        if not quiet:
-            _announce(notes if as_json else console, config, number, len(configs))
-        try:
-            done.append(one(config, How(out, device, quiet, notes if as_json else console, again)))
-        except RunFailed as error:  # the rest of the grid can still succeed
-            print(f"codecl: {error}; what was recorded is in {_folder(config, out)}", file=sys.stderr)
-            failed = error
-    finish(console, done, as_json)
+    with joined(exchange, assemble.device_of(device)) as here:
+        configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
+        _refuse(configs, out, here, resume, again)
+        console = quietly(console_for(as_json), here)
+        how = How(out, device, here.name, quiet, quietly(console_for(True), here) if as_json else console, again)
+        done: list[Result] = []
+        failed: RunFailed | None = None
+        for number, config in enumerate(configs, 1):
+            if not quiet:
+                _announce(how.console, config, number, len(configs))
+            try:
+                done.append(one(config, how))
+            except RunFailed as error:
+                folder = _folder(config, out)
+                failed = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
+                if here.size > 1:  # the ranks end together
+                    raise failed from error
+                print(f"codecl: {failed}", file=sys.stderr)  # the rest of the grid can still succeed
+    if here.leads:
+        finish(console, done, as_json)
     if failed:
         raise typer.Exit(failed.exit_code)
+
+
+def quietly(console: "Console", here: "Ranks") -> "Console":
+    """A console that is silent where another rank prints."""
+    if not here.leads:
+        console.quiet = True
+        warnings.simplefilter("ignore")
+    return console
 
 
 def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
@@ -74,14 +85,29 @@ def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
         raise typer.Exit(4)
 
 
-def _check_begun(folders: list[Path], again: bool) -> None:
+def _refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool, again: bool) -> None:
+    """What can be refused is refused before anything runs."""
+    from codecl import assemble, record
+    from codecl import topology as topologies
+
+    for config in configs:
+        here.check(config.agents)
+        if resume and here.leads:
+            _check_begun(record.folder_of(config, out), again)
+    if len(configs) == 1:
+        return
+    for config in configs:
+        topologies.build(config.topology, config.agents, config.seed)
+        record.recorded(record.folder_of(config, out), config)
+    for config in {config.digest(): config for config in configs}.values():
+        assemble.check(config)
+
+
+def _check_begun(folder: Path, again: bool) -> None:
     if again:
         raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
-    for folder in folders:
-        if not any((folder / "checkpoint").glob("[0-9]*")):
-            raise ConfigError(
-                f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run"
-            )
+    if not any((folder / "checkpoint").glob("[0-9]*")):
+        raise ConfigError(f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run")
 
 
 class How(NamedTuple):
@@ -89,6 +115,7 @@ class How(NamedTuple):
 
     out: Path
     device: str
+    exchange: str
     quiet: bool
     console: "Console"
     again: bool = False
@@ -102,16 +129,17 @@ def one(config: "RunConfig", how: How) -> "Result":
     from codecl.display import watching
 
     tasks = tasks_of(config)
+    options: dict[str, Any] = {"device": how.device, "exchange": how.exchange, "again": how.again, "after": how.after}
     try:
         with watching(how.console, config, len(tasks), how.quiet) as watch:
-            options: dict[str, Any] = {"device": how.device, "again": how.again, "after": how.after}
             result = api.run(config, out=how.out, on_event=watch, tasks=tasks, **options)
     except KeyboardInterrupt:
         folder = _folder(config, how.out)
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
-        print(f"codecl: interrupted; {kept}; the same command goes on from the last checkpoint", file=sys.stderr)
+        if not how.console.quiet:
+            print(f"codecl: interrupted; {kept}; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if not result.trained and not how.quiet:
         how.console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)

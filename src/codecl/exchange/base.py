@@ -4,7 +4,7 @@ Shapes: A agents of this process (rows, in the order of `agents`), D numbers of 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol
 
@@ -25,18 +25,20 @@ class Sent(NamedTuple):
 
 
 class Traffic:
-    """What leaves, counted where it leaves, by kind."""
+    """What leaves, counted where it leaves, by kind. `everywhere`: from what left here to what left all processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, everywhere: Callable[[Sent], Sent] | None = None) -> None:
         self._sent: dict[Kind, Sent] = {}
+        self._everywhere = everywhere
 
     def count(self, kind: Kind, messages: int, size: int) -> None:
         """So many messages of so many bytes each."""
         self.add({kind: Sent(messages, messages * size)})
 
     def take(self, kind: Kind) -> dict[str, int]:
-        """{messages, bytes} of this kind since the last look."""
-        return self._sent.pop(kind, Sent())._asdict()
+        """{messages, bytes} of this kind since the last look, of all agents; all processes look at the same time."""
+        sent = self._sent.pop(kind, Sent())
+        return (self._everywhere(sent) if self._everywhere else sent)._asdict()
 
     @contextmanager
     def aside(self) -> Iterator[dict[Kind, Sent]]:

@@ -1,0 +1,124 @@
+"""Point to point between ranks: tensors that leave and arrive while others compute, and who is named when none comes.
+
+Every wait has an end. A process that dies closes its connections, which shows at once; a machine that vanishes shows
+when the wait is over.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from codecl.errors import RunFailed
+from codecl.exchange.base import Tensors, nbytes
+from codecl.registry import reason
+
+ROUND = timedelta(seconds=60)  # longer than any step is late
+BOUNDARY = timedelta(minutes=30)  # at a task's end one rank may grow a large space while the others wait
+CLOSED, LATE = re.compile(r"closed by peer|reset by peer|broken pipe", re.I), re.compile(r"timed out", re.I)
+
+
+class RankLost(RunFailed):
+    """Another process of the run is gone."""
+
+
+class Posted(NamedTuple):
+    """Tensors on their way."""
+
+    works: Sequence[tuple[str, Any]]  # of whom, and what says when it is done
+    kept: Sequence[Tensor]  # what is sent stays until it is
+
+    def wait(self, patience: timedelta) -> None:
+        for name, work in self.works:
+            try:
+                work.wait(patience)
+            except RuntimeError as error:
+                raise _lost(name, error, patience) from error
+
+
+class Wire:
+    """To and from the other ranks. `name` says who a rank is."""
+
+    def __init__(self, device: torch.device, name: Callable[[int], str] = "rank {}".format) -> None:
+        self.device, self.name = device, name
+        self.sent_bytes = 0  # handed to the network by this process
+
+    def post(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> Posted:
+        """One tensor to each of these ranks, one from each of those, all at once."""
+        peers = [*receives, *sends]
+        ops = [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives.items()]
+        ops += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends.items()]
+        self.sent_bytes += sum(map(nbytes, sends.values()))
+        if not ops:
+            return Posted([], [])
+        names = [self.name(peer) for peer in peers]
+        try:
+            works = dist.batch_isend_irecv(ops)
+        except RuntimeError as error:
+            raise _lost(" or ".join(names), error, ROUND) from error
+        if len(works) != len(ops):  # NCCL makes one of all
+            names = [" or ".join(names)]
+        return Posted(list(zip(names, works, strict=True)), list(sends.values()))
+
+    def send(self, peer: int, tensor: Tensor) -> Posted:
+        return self.post({peer: tensor}, {})
+
+    def receive(self, peer: int, tensor: Tensor) -> Tensor:
+        """`tensor`, filled with what the peer sends."""
+        self.post({}, {peer: tensor}).wait(BOUNDARY)
+        return tensor
+
+    def say(self, peer: int, text: bytes) -> list[Posted]:
+        """Bytes of any length, which `hear` takes."""
+        length = torch.tensor([len(text)], device=self.device)
+        body = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+        return [self.send(peer, length), self.send(peer, body.to(self.device))]
+
+    def hear(self, peer: int) -> bytes:
+        length = int(self.receive(peer, torch.zeros(1, dtype=torch.long, device=self.device)))
+        text = self.receive(peer, torch.empty(length, dtype=torch.uint8, device=self.device))
+        return bytes(text.cpu().numpy())
+
+
+def packed(tensors: Tensors, device: torch.device) -> Tensor:
+    """All bytes in a row. Law: unpacked undoes it, bit for bit."""
+    parts = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    return torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *parts])
+
+
+class Form(NamedTuple):
+    """What one has to know of a tensor to read its bytes."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        return torch.Size(self.shape).numel() * getattr(torch, self.dtype).itemsize
+
+
+def forms(tensors: Tensors) -> list[Form]:
+    return [Form(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()]
+
+
+def unpacked(flat: Tensor, known: Sequence[Form]) -> dict[str, Tensor]:
+    pieces = flat.split([form.size for form in known]) if known else ()
+    return {  # a copy starts where its type may
+        form.name: piece.clone().view(getattr(torch, form.dtype)).reshape(tuple(form.shape))
+        for form, piece in zip(known, pieces, strict=True)
+    }
+
+
+def _lost(name: str, error: RuntimeError, patience: timedelta) -> RankLost:
+    said = str(error)
+    why = reason(error)
+    if CLOSED.search(said):
+        why = "its connection closed"
+    elif LATE.search(said):
+        why = f"nothing came for {patience.total_seconds():.0f} s"
+    return RankLost(f"{name} is gone ({why})")
