@@ -24,7 +24,9 @@ from codecl.assemble import assemble, build_model, computing, deal, seeded
 from codecl.config import RunConfig, validate
 from codecl.environment import environment
 from codecl.errors import ConfigError, DataError
-from codecl.events import Epoch
+from codecl.events import Epoch, Stepped
+from codecl.exchange.cluster import Cluster
+from codecl.exchange.ranks import Ranks
 from codecl.precision import multiplying
 from codecl.stream import Task
 from codecl.train import Setup, State, train
@@ -33,6 +35,7 @@ PLAIN = "plain-loop"  # of dpsgd, as one would write it first
 WARM_UP = 2  # rounds that are not counted
 ENDLESS = 10**6
 GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the plain loop there, which is slow
+SPREAD_STEPS = 16  # of a round over several processes: they do not start it at the same moment
 SAME = ("model", "agents", "batch", "method", "precision")  # rows that can be compared agree in these
 NEEDED = {*SAME, "ms", "ratio", "running", "peak_mib"}
 Row = dict[str, Any]
@@ -43,6 +46,8 @@ class Round(NamedTuple):
 
     ms: float
     running: str
+    wait_ms: float | None = None  # of a step, for messages
+    mbit_s: float | None = None  # that left this process
 
 
 class Problem(NamedTuple):
@@ -55,8 +60,9 @@ class Problem(NamedTuple):
     augment: str
     cpu_steps: int  # of a round on a CPU: long enough to be timed
 
-    def steps(self, device: torch.device) -> int:
-        return GPU_STEPS if device.type == "cuda" else self.cpu_steps
+    def steps(self, here: Ranks) -> int:
+        least = GPU_STEPS if here.device.type == "cuda" else self.cpu_steps
+        return max(least, SPREAD_STEPS) if here.size > 1 else least
 
 
 PROBLEMS = {
@@ -78,42 +84,48 @@ def measure(
     methods: Sequence[str],
     train: Mapping[str, Any],
     rounds: int,
-    device: torch.device,
+    here: Ranks,
 ) -> dict[str, Any]:
     """Rows of the table, and what they were measured on. Cases of a model and a number of agents take turns.
 
-    `train`: fields of the training config, such as precision and running."""
+    `train`: fields of the training config, such as precision and running. Over several processes, all make this call,
+    and what is waited and sent is the leading one's."""
+    methods = [method for method in methods if method != PLAIN or here.size == 1]  # it is written for one process
     for name in models:
         if name not in PROBLEMS:
             raise ConfigError(f"bench: {name!r} is not a model that it knows; there are {', '.join(PROBLEMS)}")
         for count in agents:  # what can be refused is refused before anything is measured
+            here.check(count)
             for method in methods:
                 config = _config(PROBLEMS[name], count, "dpsgd" if method == PLAIN else method, train)
                 topologies.build(config.topology, config.agents, config.seed)
     if not methods:
         raise ConfigError("bench: there is no method to measure; name some with --method")
-    rows = [
-        row for name in models for count in agents for row in _together(name, count, methods, train, rounds, device)
-    ]
+    rows = [row for name in models for count in agents for row in _together(name, count, methods, train, rounds, here)]
     return {
         "schema": 1,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "environment": environment(device),
+        "environment": environment(here.device),
+        "exchange": here.name,
+        "ranks": here.size,
         "rounds": rounds,
         "rows": rows,
     }
 
 
 def _together(
-    name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, device: torch.device
+    name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, here: Ranks
 ) -> list[Row]:
-    with computing(device), seeded(0, "bench", device):
-        built = [_case(name, agents, method, fields, device) for method in dict.fromkeys(methods)]
+    with computing(here.device), seeded(0, "bench", here.device):
+        built = [_case(name, agents, method, fields, here) for method in dict.fromkeys(methods)]
         rows, cases = [row for row, _ in built], {str(row["method"]): case for row, case in built}
-        ms = [{method: next(case).ms for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
+        turns = [{method: next(case) for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
+    ms = [{method: taken.ms for method, taken in turn.items()} for turn in turns]
     for row in rows:
         times = [turn[str(row["method"])] for turn in ms]
         row["ms"] = _summary(times)
+        for field in ("wait_ms", "mbit_s") if here.size > 1 else ():
+            row[field] = _summary([getattr(turn[str(row["method"])], field) for turn in turns])
         row["ratio"] = {
             other: _summary([time / turn[other] for time, turn in zip(times, ms, strict=True)])
             for other in ("dpsgd", "codec-full", PLAIN)
@@ -123,16 +135,14 @@ def _together(
     return rows
 
 
-def _case(
-    name: str, agents: int, method: str, fields: Mapping[str, Any], device: torch.device
-) -> tuple[Row, Iterator[Round]]:
+def _case(name: str, agents: int, method: str, fields: Mapping[str, Any], here: Ranks) -> tuple[Row, Iterator[Round]]:
     """A case that has been built and run for a round: what it is, and its further rounds."""
-    problem, plain = PROBLEMS[name], method == PLAIN
+    problem, plain, device = PROBLEMS[name], method == PLAIN, here.device
     config = _config(problem, agents, "dpsgd" if plain else method, fields)
-    dealt = deal(config, _tasks(problem, agents * problem.steps(device)), device)
-    setup, start = assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device)
+    dealt = deal(config, _tasks(problem, agents * problem.steps(here)), device)
+    setup, start = assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device, here.exchange)
     if config.train.running == "auto" and not plain:
-        setup = setup._replace(running=running.choose(setup, start).running)
+        setup = setup._replace(running=here.told(lambda: running.choose(setup, start).running))
     state = _second_task(setup, start)
     before = _allocated(device)
     case = _plain(setup, state) if plain else _ours(setup, state)
@@ -143,7 +153,7 @@ def _case(
         "method": method,
         "running": next(case).running,  # a way that is not possible gives way
         "precision": config.train.precision,
-        "n": PLAIN_STEPS if plain and device.type == "cuda" else problem.steps(device),
+        "n": PLAIN_STEPS if plain and device.type == "cuda" else problem.steps(here),
         "peak_mib": _peak(device, before),
     }
     return row, case
@@ -187,9 +197,18 @@ def _second_task(setup: Setup, start: State) -> State:
 
 def _ours(setup: Setup, state: State) -> Iterator[Round]:
     """A round each time: an epoch of the loop as it is."""
+    steps, exchange = setup.tasks[1].steps(setup.train.batch), setup.exchange
+    began = last = time.perf_counter()
+    waited = sent = 0.0
     for event in train(setup, state):
-        if isinstance(event, Epoch):
-            yield Round(1000 * event.seconds / setup.tasks[1].steps(setup.train.batch), event.running)
+        if isinstance(event, Stepped):
+            last = time.perf_counter()
+        elif isinstance(event, Epoch) and not isinstance(exchange, Cluster):
+            yield Round(1000 * event.seconds / steps, event.running)
+        elif isinstance(event, Epoch) and isinstance(exchange, Cluster):  # steps alone, not what is watched after them
+            seconds, wait_s, left = last - began, exchange.waited_s - waited, exchange.wire.sent_bytes - sent
+            yield Round(1000 * seconds / steps, event.running, 1000 * wait_s / steps, 8e-6 * left / seconds)
+            began, waited, sent = time.perf_counter(), exchange.waited_s, exchange.wire.sent_bytes
 
 
 def _plain(setup: Setup, state: State) -> Iterator[Round]:

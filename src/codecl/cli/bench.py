@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from codecl.cli.common import AsJson, app, console_for
+from codecl.cli.run import OnWhich
 
 
 @app.command()
@@ -23,6 +24,7 @@ def bench(
     running: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    exchange: OnWhich = "auto",
     compare: Annotated[Path | None, typer.Option(help="An earlier result, to set beside this one.")] = None,
     save: Annotated[Path | None, typer.Option(help="A folder for a dated file with the result.")] = None,
     as_json: AsJson = False,
@@ -30,6 +32,7 @@ def bench(
     """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
     from codecl import assemble, grid
     from codecl import bench as benches
+    from codecl.exchange.ranks import joined
     from codecl.report.speed import speed
 
     before = benches.read(compare) if compare else None
@@ -40,7 +43,10 @@ def bench(
     counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents
     named = grid.words(models) or usual_models
     fields = {"precision": precision, "running": running}
-    found = benches.measure(named, counts, grid.words(method), fields, rounds, place)
+    with joined(exchange, place) as here:
+        found = benches.measure(named, counts, grid.words(method), fields, rounds, here)
+    if not here.leads:
+        return
     if as_json:
         print(json.dumps(found, indent=1))
     else:

@@ -5,13 +5,14 @@ Shapes: A agents of this rank, D numbers of a message, H agents elsewhere that a
 """
 
 import json
+import time
 from collections import Counter
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from codecl.errors import ConfigError
@@ -37,12 +38,14 @@ class Round(NamedTuple):
     mixing_AH: Tensor
     heard_HD: Tensor
     posted: Posted
-    patience: timedelta
+    waited: Callable[[float], None]  # told how many seconds a wait took
 
     def wait(self) -> Tensor:
         """Σⱼ wᵢⱼ xⱼ over the agents j that i hears, and i itself."""
         mixed_AD = self.mixing_AA @ self.rows_AD  # others may still be on their way
-        self.posted.wait(self.patience)
+        began = time.perf_counter()
+        self.posted.wait(ROUND)
+        self.waited(time.perf_counter() - began)
         return mixed_AD.addmm_(self.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
 
 
@@ -58,6 +61,7 @@ class Cluster:
         self.home = {agent: number for number, block in enumerate(self.blocks) for agent in block}
         self.wire = Wire(device, self._name)
         self.traffic = Traffic(self._everywhere)
+        self.waited_s = 0.0  # for rows of other ranks, in all rounds
         crossing = sorted({(self.home[i], j) for j, i in topology.edges if self.home[i] != self.home[j]})
         ours = [(to, j - self.agents[0]) for to, j in crossing if j in self.agents]
         self._sends = {  # to each rank: these rows of ours
@@ -75,7 +79,7 @@ class Cluster:
         parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
         posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
-        return Round(self._mixing_AA, rows_AD, self._mixing_AH, heard_HD, posted, ROUND)
+        return Round(self._mixing_AA, rows_AD, self._mixing_AH, heard_HD, posted, self._waited)
 
     def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
@@ -119,8 +123,13 @@ class Cluster:
             post.wait(BOUNDARY)
         return arrived, announced
 
+    def _waited(self, seconds: float) -> None:
+        self.waited_s += seconds
+
     def consensus_error(self, rows_AD: Tensor) -> float:
-        mean_D = self._summed(rows_AD.sum(0)) / self.topology.agents
+        mean_D = rows_AD.sum(0)
+        dist.all_reduce(mean_D)  # in a ring: less for a slow link than by way of one rank
+        mean_D /= self.topology.agents
         return float(self._summed((rows_AD - mean_D).square().sum()) / self.topology.agents)
 
     def gather(self, rows_A: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
         "/ codec-full",
         "/ plain-loop",
     ]
+    spread = found.get("ranks", 1) > 1
+    columns += ["waiting ms", "Mbit/s out"] if spread else []
     table = blank(_title(found))
     for title in [*columns, *(["/ before"] if before else [])]:
         table.add_column(title, justify="left" if title in ("model", "method", "running") else "right", no_wrap=True)
@@ -31,6 +33,7 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
         cells = [row["model"], str(row["agents"]), row["method"], row["running"], _spread(row["ms"])]
         cells.append("–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}")
         cells += [_spread(row["ratio"].get(other)) for other in ("dpsgd", "codec-full", "plain-loop")]
+        cells += [_spread(row[field]) for field in ("wait_ms", "mbit_s")] if spread else []
         if before:
             old = earlier.get(tuple(row[key] for key in SAME))
             cells.append(f"{row['ms']['median'] / old['ms']['median']:.2f}" if old else "–")
@@ -41,6 +44,7 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
 def _title(found: Mapping[str, Any]) -> str:
     where = found["environment"]
     at = f"{where['device_name']}, torch {where['torch']}"
+    at += f", {found['ranks']} ranks" if found.get("ranks", 1) > 1 else ""
     return f"a step on {at}: median (least-most) of {found['rounds']} rounds"
 
 
