@@ -138,7 +138,7 @@ def packed(point: Checkpoint) -> bytes:
 def unpacked(data: bytes, device: torch.device) -> Checkpoint:
     length = int.from_bytes(data[:8], "little")  # safetensors: a JSON header, then the tensors
     facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
-    return _unflat({name: value.to(device) for name, value in load(data).items()}, facts)
+    return _unflat({name: value.clone().to(device) for name, value in load(data).items()}, facts)
 
 
 def _position(point: Checkpoint) -> dict[str, Any]:

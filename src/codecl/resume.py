@@ -68,7 +68,8 @@ def _generators(exchange: Exchange, device: torch.device) -> dict[str, Tensor]:
 
 
 def _put(generators: Mapping[str, Tensor], exchange: Exchange, device: torch.device) -> None:
-    here = {name: rows[exchange.agents[0]].cpu() for name, rows in generators.items()}
+    # a copy: PyTorch crashes on a row of a larger tensor
+    here = {name: rows[exchange.agents[0]].cpu().clone() for name, rows in generators.items()}
     torch.set_rng_state(here["cpu"])
     if device.type == "cuda" and "cuda" in here:
         torch.cuda.set_rng_state(here["cuda"], device)

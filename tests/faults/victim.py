@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD
+"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD [SECONDS]
 
 Dropout, norms with statistics of the task, momentum and augmentation: everything that has a state or a generator."""
 
@@ -44,4 +44,5 @@ def run(out, method="codec", on_event=None, every=7, **more):
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    run(sys.argv[1], sys.argv[2], on_event=lambda event: time.sleep(0.002))
+    pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.002
+    run(sys.argv[1], sys.argv[2], on_event=lambda event: time.sleep(pause))
