@@ -19,7 +19,7 @@ def simulated(name, agents):
 
 
 def random(seed, *shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
