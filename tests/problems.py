@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from codecl.assemble import assemble, deal
+from codecl.assemble import BuildExchange, assemble, deal
 from codecl.config import RunConfig, merge, validate
+from codecl.exchange import Simulated
 from codecl.stream import Task
 from codecl.train import Setup, State, train
 
@@ -74,8 +75,10 @@ def config(**fields: object) -> RunConfig:
     return validate(merge(small, fields))
 
 
-def build(module: nn.Module, stream: list[Task], settings: RunConfig) -> tuple[Setup, State]:
-    return assemble(settings, module, deal(settings, stream, CPU), CPU)
+def build(
+    module: nn.Module, stream: list[Task], settings: RunConfig, exchange: BuildExchange = Simulated
+) -> tuple[Setup, State]:
+    return assemble(settings, module, deal(settings, stream, CPU), CPU, exchange)
 
 
 def trajectory(module: nn.Module, stream: list[Task], settings: RunConfig) -> Iterator[list[dict[str, torch.Tensor]]]:

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl import topology
+from codecl.errors import ConfigError
 from codecl.exchange import Simulated, digest
+from codecl.exchange.cluster import blocks
+from codecl.exchange.wire import forms, packed, unpacked
 from codecl.topology import TOPOLOGIES, TopologyConfig
 
 
@@ -16,7 +19,7 @@ def simulated(name, agents):
 
 
 def random(seed, *shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -59,6 +62,32 @@ def test_agreement_rounds_shrink_disagreement_to_a_thousandth_or_stop_at_fifty(n
     for _ in range(graph.agree_rounds):
         rows = exchange.start(rows, "agree").wait()
     assert exchange.consensus_error(rows) ** 0.5 <= max(1e-3, graph.contraction**50) * before**0.5 + 1e-12
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_blocks_hold_every_agent_once_and_differ_by_at_most_one(agents, ranks):
+    if ranks > agents:
+        with pytest.raises(ConfigError, match=f"agents: {agents} cannot be spread over {ranks} ranks"):
+            blocks(agents, ranks)
+        return
+    spread = blocks(agents, ranks)
+    assert [agent for block in spread for agent in block] == list(range(agents))
+    sizes = [len(block) for block in spread]
+    assert len(spread) == ranks
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+TYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+
+
+@given(st.lists(st.tuples(TYPES, SHAPES), max_size=5), st.integers(0, 1000))
+def test_unpacked_undoes_packed(kinds, seed):
+    tensors = {f"t{i}": (9 * random(seed + i, *shape)).to(dtype) for i, (dtype, shape) in enumerate(kinds)}
+    flat = packed(tensors, torch.device("cpu"))
+    assert flat.numel() == sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    assert digest(unpacked(flat, forms(tensors))) == digest(tensors)
 
 
 def test_consensus_error_is_the_mean_squared_distance_to_the_average():

@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait until a command needs them, so that --help is immediate."""
 
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -29,6 +30,8 @@ def start(
 
 def main() -> None:
     """The entry point: a user's mistake is one line and an exit code, never a traceback."""
+    if "WORLD_SIZE" in os.environ:  # of a broken connection we say what is worth saying
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
     try:
         code = app(standalone_mode=False)

@@ -1,0 +1,113 @@
+"""When one process of a run fails, all end soon, with its reason, said once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import finished, launched, run, variables
+
+LONG = ("--method", "codec", "--set", "train.batch=50", "--set", "train.running=loop", "--set", "train.epochs=400")
+TINY = (*LONG[:-2], "--set", "train.epochs=1")
+
+
+def lines(done):
+    return [line for _, _, errors in done for line in errors.splitlines() if line.strip()]
+
+
+def training(folder, process):
+    """Wait until a run is in the middle of it."""
+    while process.poll() is None:
+        for path in folder.rglob("events.jsonl"):
+            if path.read_text().count('"epoch", ') > 1:
+                return path.parent
+        time.sleep(0.1)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_ends_the_others_with_one_line_that_names_it(tmp_path, victim):
+    with launched(4, ["-m", "codecl", "run", *LONG], tmp_path) as processes:
+        folder = training(tmp_path, processes[0])
+        processes[victim].kill()
+        began = time.monotonic()
+        done = finished(processes)
+    assert time.monotonic() - began < 20
+    assert [code for code, *_ in done] == [-signal.SIGKILL if rank == victim else 1 for rank in range(4)]
+    said = lines(done)
+    assert all(line.startswith(f"codecl: rank {victim} ") and "is gone" in line for line in said), said
+    if victim:  # with rank 0 go the place where all meet and the record
+        (line,) = said
+        assert line == (
+            "codecl: rank 2 (agent 2) is gone (its connection closed); what was recorded is in "
+            + str(folder.relative_to(tmp_path))
+        )
+        assert json.loads((folder / "metrics.json").read_text())["status"] == "partial"
+
+
+def test_a_killed_rank_under_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {k: v for k, v in variables(0, 1, 0).items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    process = subprocess.Popen(
+        [*command, "-m", "codecl", "run", *LONG], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        folder = training(tmp_path, process)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ranks = {dict(line.split("=", 1) for line in _environment(pid))["RANK"]: int(pid) for pid in workers}
+        os.kill(ranks["1"], signal.SIGKILL)
+        _, errors = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    (line,) = [line for line in errors.splitlines() if line.startswith("codecl: ")]
+    assert line.startswith("codecl: rank 1 (agents 2-3) is gone")
+    assert json.loads((folder / "metrics.json").read_text())["status"] == "partial"
+
+
+def _environment(pid):
+    return [part for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in part]
+
+
+def test_what_all_ranks_refuse_is_said_once(tmp_path):
+    done = run(3, ["-m", "codecl", "run", *TINY, "--agents", "2"], tmp_path)
+    assert [code for code, *_ in done] == [2, 2, 2]
+    (line,) = lines(done)
+    assert line.startswith("codecl: agents: 2 cannot be spread over 3 ranks; start at most 2 processes (rank ")
+
+
+def test_an_error_of_one_rank_is_the_error_of_all(tmp_path):
+    """Rank 0 alone finds that the folder holds something else."""
+    command = ["-m", "codecl", "run", *TINY]
+    assert [code for code, *_ in run(2, command, tmp_path)] == [0, 0]
+    (config,) = tmp_path.rglob("config.yaml")
+    config.write_text(config.read_text().replace("batch: 50", "batch: 40"))
+    done = run(2, command, tmp_path)
+    assert [code for code, *_ in done] == [2, 2]
+    (line,) = lines(done)
+    assert "holds a run with another config (train.batch: 40, 50)" in line
+    assert line.endswith("(rank 0 of 2)")
+
+
+def test_a_loss_that_is_not_finite_is_said_once(tmp_path):
+    done = run(2, ["-m", "codecl", "run", *TINY, "--set", "train.rate=1e300"], tmp_path)
+    assert [code for code, *_ in done] == [1, 1]
+    (line,) = lines(done)
+    assert "the loss is nan" in line or "the loss is inf" in line
+
+
+def test_a_rank_that_never_comes(tmp_path, monkeypatch):
+    code = (
+        "from datetime import timedelta; import torch; from codecl.exchange import ranks;"
+        "ranks.MEET = timedelta(seconds=2); ranks.joined('cluster', torch.device('cpu')).__enter__()"
+    )
+    with launched(2, ["-c", code], tmp_path) as processes:
+        processes[1].kill()
+        (code, _, errors), _ = finished(processes)
+    assert code == 1
+    assert "rank 0: 2 ranks did not meet at 127.0.0.1" in errors
