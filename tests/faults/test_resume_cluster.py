@@ -1,48 +1,23 @@
 """Ranks that are killed: the others end by themselves, and the same command goes on, to the same end."""
 
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from tests.faults.test_resume import numbers, same
+from tests.faults.victim import run as alone_in_one_process
+from tests.launching import finished, launched, run
 
 RANKS = 2
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def launch(out, ranks=RANKS, pause=0.03):
-    """The victim, spread over so many processes, with a pause after each event."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    words = [sys.executable, "-m", "tests.faults.victim", str(out), "codec", str(pause)]
-    return [
-        subprocess.Popen(
-            words,
-            cwd=ROOT,
-            env={**os.environ, **meet, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def ended(processes):
-    """Exit codes and what was said, of processes that all end within a minute."""
-    said = [process.communicate(timeout=60)[1] for process in processes]
-    return [process.returncode for process in processes], said
+def victim(out, pause, *more):
+    """The command, with a pause after each event."""
+    return ["-m", "tests.faults.victim", str(out), "codec", str(pause), *more]
 
 
 def folder_of(out):
@@ -55,45 +30,42 @@ def lines(out):
     return sum(path.read_text().count("\n") for path in out.rglob("events.jsonl"))
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
+def killed(out, rank, moment, *more):
+    """Start, kill this rank when it is the moment, and wait until all have ended."""
+    with launched(RANKS, victim(out, 0.03, *more), ROOT) as processes:
+        deadline = time.monotonic() + 60
+        while not moment() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        processes[rank].kill()
+        return finished(processes, timeout=60)
 
 
 @pytest.mark.slow
 def test_ten_kills_of_a_rank(tmp_path):
     """Bit for bit with equal ranks, dropout and all."""
-    codes, said = ended(launch(tmp_path / "whole", pause=0))
-    assert codes == [0, 0], said
-    whole, out = numbers(folder_of(tmp_path / "whole")), tmp_path / "killed"
-    moments = random.Random(5)
+    assert [code for code, *_ in run(RANKS, victim(tmp_path / "whole", 0), ROOT)] == [0, 0]
+    whole, out, moments = numbers(folder_of(tmp_path / "whole")), tmp_path / "killed", random.Random(5)
     for _ in range(10):
-        before, more, victim = lines(out), moments.randint(1, 4), moments.randrange(RANKS)
-        processes = launch(out)
-        started = [process.stdout.readline() for process in processes]
-        assert started == ["ready\n"] * RANKS
-        wait_until(lambda: lines(out) not in range(before, before + more))  # noqa: B023
-        time.sleep(moments.uniform(0, 0.1))
-        os.kill(processes[victim].pid, signal.SIGKILL)
-        codes, said = ended(processes)
-        assert codes[victim] == -signal.SIGKILL
-        assert codes[1 - victim] == 1, said
-        assert f"rank {victim} " in said[1 - victim].splitlines()[-1]
-    codes, said = ended(launch(out, pause=0))
-    assert codes == [0, 0], said
+        before, more, rank = lines(out), moments.randint(1, 4), moments.randrange(RANKS)
+        done = killed(out, rank, lambda: lines(out) not in range(before, before + more))  # noqa: B023
+        assert done[rank][0] == -signal.SIGKILL
+        assert done[1 - rank][0] == 1
+        assert f"rank {rank} " in done[1 - rank][2].splitlines()[-1]
+    assert [code for code, *_ in run(RANKS, victim(out, 0), ROOT)] == [0, 0]
     same(numbers(folder_of(out)), whole)
 
 
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_too(tmp_path):
-    processes = launch(tmp_path)
-    wait_until(lambda: list(tmp_path.rglob("checkpoint.json")))
-    os.kill(processes[1].pid, signal.SIGKILL)
-    ended(processes)
-    codes, said = ended(launch(tmp_path, ranks=4, pause=0))
-    assert codes == [0] * 4, said
-    metrics, events, _ = numbers(folder_of(tmp_path))
-    assert metrics["status"] == "complete"
-    assert [fact["kind"] for fact in events].count("run") == 1
-    assert [fact["kind"] for fact in events].count("eval") == 3
+    out = tmp_path / "killed"
+    killed(out, 1, lambda: list(out.rglob("checkpoint.json")), "exact")
+    done = run(4, victim(out, 0, "exact"), ROOT)
+    assert [code for code, *_ in done] == [0] * 4, done
+    metrics, events, model = numbers(folder_of(out))
+    alone = numbers(alone_in_one_process(tmp_path / "alone", exact=True).folder)
+    for field in ("status", "accuracy_matrix", "traffic", "free_by_task"):
+        assert metrics[field] == alone[0][field]
+    assert [fact["kind"] for fact in events] == [fact["kind"] for fact in alone[1]]
+    for file, tensors in model.items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(value, alone[2][file][name], rtol=0, atol=1e-10)

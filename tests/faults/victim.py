@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD [SECONDS]
+"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD [SECONDS [exact]]
 
 Dropout, norms with statistics of the task, momentum and augmentation: everything that has a state or a generator."""
 
@@ -12,13 +12,13 @@ import codecl
 from tests.problems import tasks
 
 
-def module() -> nn.Module:
+def module(dropout: float = 0.3) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
         nn.BatchNorm2d(4),
         nn.ReLU(),
-        nn.Dropout(0.3),
+        nn.Dropout(dropout),
         nn.Flatten(),
         nn.Linear(144, 8),
         nn.Tanh(),
@@ -26,10 +26,10 @@ def module() -> nn.Module:
     )
 
 
-def run(out, method="codec", on_event=None, every=7, **more):
-    """Three tasks of four epochs; `every`: steps between checkpoints."""
+def run(out, method="codec", on_event=None, every=7, exact=False, **more):
+    """Three tasks of four epochs; `every`: steps between checkpoints; `exact`: float64, no dropout."""
     return codecl.fit(
-        module(),
+        module(0.0 if exact else 0.3),
         tasks(),
         method=method,
         out=out,
@@ -38,6 +38,7 @@ def run(out, method="codec", on_event=None, every=7, **more):
         growth={"threshold": 0.9, "images": 8},
         train={"epochs": 4, "batch": 4, "rate": 0.02, "momentum": 0.9, "norm_statistics": "task", "running": "loop"},
         checkpoint={"every": every},
+        dtype="float64" if exact else "float32",
         **more,
     )
 
@@ -45,4 +46,4 @@ def run(out, method="codec", on_event=None, every=7, **more):
 if __name__ == "__main__":
     print("ready", flush=True)
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.002
-    run(sys.argv[1], sys.argv[2], on_event=lambda event: time.sleep(pause))
+    run(sys.argv[1], sys.argv[2], on_event=lambda event: time.sleep(pause), exact="exact" in sys.argv)
