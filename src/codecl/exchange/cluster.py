@@ -136,13 +136,15 @@ class Cluster:
         return flat, unpacked(flat, known), told["digest"]
 
     def _summed(self, values: Tensor) -> Tensor:
-        """The sum over ranks, the same at all, bit for bit: rank 0 adds up in order and answers. For watching."""
-        if self.rank:
-            self.wire.send(0, values).wait(BOUNDARY)
-            return self.wire.receive(0, torch.empty_like(values))
-        for peer in range(1, self.size):
+        """The sum over ranks, the same at all, bit for bit: up a binary tree of ranks and down again. For watching."""
+        below = range(2 * self.rank + 1, min(2 * self.rank + 3, self.size))
+        for peer in below:
             values = values + self.wire.receive(peer, torch.empty_like(values))
-        self.wire.post(dict.fromkeys(range(1, self.size), values), {}).wait(BOUNDARY)
+        if self.rank:
+            above = (self.rank - 1) // 2
+            self.wire.send(above, values).wait(BOUNDARY)
+            values = self.wire.receive(above, torch.empty_like(values))
+        self.wire.post(dict.fromkeys(below, values), {}).wait(BOUNDARY)
         return values
 
     def _everywhere(self, sent: Sent) -> Sent:
