@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from codecl.errors import ConfigError
@@ -127,9 +126,7 @@ class Cluster:
         self.waited_s += seconds
 
     def consensus_error(self, rows_AD: Tensor) -> float:
-        mean_D = rows_AD.sum(0)
-        dist.all_reduce(mean_D)  # in a ring: less for a slow link than by way of one rank
-        mean_D /= self.topology.agents
+        mean_D = self._summed(rows_AD.sum(0)) / self.topology.agents
         return float(self._summed((rows_AD - mean_D).square().sum()) / self.topology.agents)
 
     def gather(self, rows_A: Tensor) -> Tensor:
@@ -145,13 +142,15 @@ class Cluster:
         return flat, unpacked(flat, known), told["digest"]
 
     def _summed(self, values: Tensor) -> Tensor:
-        """The sum over ranks, the same at all, bit for bit: rank 0 adds up in order and answers. For watching."""
-        if self.rank:
-            self.wire.send(0, values).wait(BOUNDARY)
-            return self.wire.receive(0, torch.empty_like(values))
-        for peer in range(1, self.size):
+        """The sum over ranks, the same at all, bit for bit: up a binary tree of ranks and down again. For watching."""
+        below = range(2 * self.rank + 1, min(2 * self.rank + 3, self.size))
+        for peer in below:
             values = values + self.wire.receive(peer, torch.empty_like(values))
-        self.wire.post(dict.fromkeys(range(1, self.size), values), {}).wait(BOUNDARY)
+        if self.rank:
+            above = (self.rank - 1) // 2
+            self.wire.send(above, values).wait(BOUNDARY)
+            values = self.wire.receive(above, torch.empty_like(values))
+        self.wire.post(dict.fromkeys(below, values), {}).wait(BOUNDARY)
         return values
 
     def _everywhere(self, sent: Sent) -> Sent:
