@@ -198,17 +198,24 @@ def _second_task(setup: Setup, start: State) -> State:
 def _ours(setup: Setup, state: State) -> Iterator[Round]:
     """A round each time: an epoch of the loop as it is."""
     steps, exchange = setup.tasks[1].steps(setup.train.batch), setup.exchange
-    began = last = time.perf_counter()
-    waited = sent = 0.0
+    if not isinstance(exchange, Cluster):
+        for event in train(setup, state):
+            if isinstance(event, Epoch):
+                yield Round(1000 * event.seconds / steps, event.running)
+        return
+    began = last = _so_far(exchange)
     for event in train(setup, state):
-        if isinstance(event, Stepped):
-            last = time.perf_counter()
-        elif isinstance(event, Epoch) and not isinstance(exchange, Cluster):
-            yield Round(1000 * event.seconds / steps, event.running)
-        elif isinstance(event, Epoch) and isinstance(exchange, Cluster):  # steps alone, not what is watched after them
-            seconds, wait_s, left = last - began, exchange.waited_s - waited, exchange.wire.sent_bytes - sent
-            yield Round(1000 * seconds / steps, event.running, 1000 * wait_s / steps, 8e-6 * left / seconds)
-            began, waited, sent = time.perf_counter(), exchange.waited_s, exchange.wire.sent_bytes
+        if isinstance(event, Stepped):  # steps alone, not what is watched after them
+            last = _so_far(exchange)
+        elif isinstance(event, Epoch):
+            seconds, waited_s, sent_bytes = (after - before for after, before in zip(last, began, strict=True))
+            yield Round(1000 * seconds / steps, event.running, 1000 * waited_s / steps, 8e-6 * sent_bytes / seconds)
+            began = _so_far(exchange)
+
+
+def _so_far(exchange: Cluster) -> tuple[float, float, float]:
+    """Time, seconds spent waiting, bytes handed to the network."""
+    return time.perf_counter(), exchange.waited_s, exchange.wire.sent_bytes
 
 
 def _plain(setup: Setup, state: State) -> Iterator[Round]:
