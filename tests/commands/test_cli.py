@@ -359,7 +359,7 @@ def wait_for(condition, process, seconds=90):
 def test_ctrl_c_ends_cleanly_and_says_what_was_kept(cli, tmp_path):
     command = [ENTRY, "run", "--method", "codec", "--set", "train.epochs=3"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: any(tmp_path.rglob("checkpoint.json")), process)  # the first task is done
+    wait_for(lambda: any(tmp_path.rglob("checkpoint/[0-9]*")), process)  # the first task is done
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -58,7 +58,7 @@ def test_ten_kills_of_a_rank(tmp_path):
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_too(tmp_path):
     out = tmp_path / "killed"
-    killed(out, 1, lambda: list(out.rglob("checkpoint.json")), "exact")
+    killed(out, 1, lambda: list(out.rglob("checkpoint/[0-9]*")), "exact")
     done = run(4, victim(out, 0, "exact"), ROOT)
     assert [code for code, *_ in done] == [0] * 4, done
     metrics, events, model = numbers(folder_of(out))

@@ -106,8 +106,12 @@ def _refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool, 
 def _check_begun(folder: Path, again: bool) -> None:
     if again:
         raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
-    if not any((folder / "checkpoint").glob("[0-9]*")):
+    if not _begun(folder):
         raise ConfigError(f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run")
+
+
+def _begun(folder: Path) -> bool:
+    return any((folder / "checkpoint").glob("[0-9]*"))
 
 
 class How(NamedTuple):
@@ -138,8 +142,9 @@ def one(config: "RunConfig", how: How) -> "Result":
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
+        then = "goes on from the last checkpoint" if _begun(folder) else "starts it again"
         if not how.console.quiet:
-            print(f"codecl: interrupted; {kept}; the same command goes on from the last checkpoint", file=sys.stderr)
+            print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if not result.trained and not how.quiet:
         how.console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
