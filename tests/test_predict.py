@@ -141,6 +141,17 @@ def test_what_cannot_be_predicted_is_said_in_one_line(trained, tmp_path):
         predict(result.folder, "1", [tmp_path / "gone.png"])
 
 
+def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
+    result, files = trained
+    tasks = json.loads((result.folder / "model" / "tasks.json").read_text())["tasks"]
+    monkeypatch.setattr("codecl.predict.record.read_tasks", lambda folder: [{**task, "name": "same"} for task in tasks])
+    with pytest.raises(ConfigError, match=r"'same' is the name of tasks 1 and 2 of .*; give the number"):
+        predict(result.folder, "same", files["digits"][:1])
+    assert predict(result.folder, "1", files["digits"][:1])
+    with pytest.raises(ConfigError, match=r"there are 1 \(same\), 2 \(same\)"):
+        predict(result.folder, "other", files["digits"][:1])
+
+
 def test_floating_data_is_no_pictures(trained, tmp_path, monkeypatch):
     result, files = trained
     tasks = json.loads((result.folder / "model" / "tasks.json").read_text())["tasks"]

@@ -167,3 +167,24 @@ def test_some_tasks_of_a_stream(tmp_path):
     from codecl.assemble import tasks_of
 
     assert len(tasks_of(resolve(preset("quickstart"), {"data": {"tasks": 2}}))) == 2
+
+
+def test_more_tasks_than_there_are_is_refused():
+    from codecl.assemble import tasks_of
+
+    with pytest.raises(ConfigError, match=r"data.tasks: 9 is more than the 5 tasks of the stream"):
+        tasks_of(resolve(preset("quickstart"), {"data": {"tasks": 9}}))
+
+
+def test_a_validation_cut_that_takes_all_and_data_that_does_not_fit():
+    def dealt(images, labels, part):
+        task = Task((images, labels), (images, labels), 2, "t")
+        return TaskData(0, task, 1, 0, torch.float64, CPU, StreamConfig(validation=part))
+
+    images = torch.zeros(8, 3)
+    with pytest.raises(ConfigError, match=r"data.validation: 0.99 leaves no training images of class 0 of task 't'"):
+        dealt(images, torch.arange(8) % 2, 0.99)
+    with pytest.raises(DataError, match="8 training images but 7 labels"):
+        dealt(images, torch.arange(7) % 2, 0.2)
+    with pytest.raises(DataError, match="it should be one number an image"):
+        dealt(images, (torch.arange(8) % 2)[:, None], 0.2)

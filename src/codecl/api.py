@@ -16,7 +16,7 @@ from codecl import extend, norms, record, resume, running, stream
 from codecl import topology as topologies
 from codecl.agents import Running
 from codecl.assemble import assemble, build_model, computing, deal, device_of, own_copy, seeded
-from codecl.config import RunConfig, merge, validate
+from codecl.config import RunConfig, difference, merge, parse, validate
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.events import Event
 from codecl.exchange import digest
@@ -153,6 +153,7 @@ def run(
     simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
     call, the leading one records."""
     with joined(exchange, device_of(device)) as here:
+        _check_ranks(config, here)
         folder, place = record.folder_of(config, out), here.device
         dealt = deal(config, tasks, place)
         module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
@@ -176,12 +177,23 @@ def run(
         return Result(here.told(lambda: results), folder, True, module)
 
 
+def _check_ranks(config: RunConfig, here: Ranks) -> None:
+    """Every process makes the same call: other data, settings or initial weights at one of them would spoil the run."""
+    leading = parse(here.told(lambda: config.model_dump(mode="json")))
+    if leading.decisive() != config.decisive():
+        others = "; ".join(difference(leading, config)[:3])
+        raise ConfigError(
+            f"ranks: rank {here.rank} has another config than rank 0 ({others}); every process should make the same"
+            " call, with the same data and a model from the same seed (torch.manual_seed)"
+        )
+
+
 def _book(
     folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None
-) -> record.Record | record.Elsewhere:
+) -> record.Record | resume.Elsewhere:
     """The run folder, open for writing where this process leads."""
     if not here.leads:
-        return record.Elsewhere(config)
+        return resume.Elsewhere(config)
     if after is not None and (again or not (folder / "checkpoint").exists()):
         extend.begin(after, folder, config, setup)
     labels = {
@@ -200,7 +212,7 @@ def _book(
 
 
 def _running(
-    book: record.Record | record.Elsewhere, config: RunConfig, setup: Setup, state: State, here: Ranks
+    book: record.Record | resume.Elsewhere, config: RunConfig, setup: Setup, state: State, here: Ranks
 ) -> Running:
     """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
     recorded."""

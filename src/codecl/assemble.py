@@ -70,7 +70,14 @@ def tasks_of(config: RunConfig) -> list[Task]:
         raise DataError(f"data.stream: {config.data.stream} cannot be loaded: {reason(error)}") from error
     if not isinstance(tasks, list) or not tasks or not all(isinstance(task, Task) for task in tasks):
         raise ConfigError(f"data.stream: {config.data.stream} gives no list of codecl.Task")
-    return tasks[: config.data.tasks]
+    return _first(tasks, config)
+
+
+def _first(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
+    """So many as the config wants."""
+    if config.data.tasks is not None and config.data.tasks > len(tasks):
+        raise ConfigError(f"data.tasks: {config.data.tasks} is more than the {len(tasks)} tasks of the stream")
+    return list(tasks)[: config.data.tasks]
 
 
 def check(config: RunConfig) -> None:
@@ -82,7 +89,7 @@ def check(config: RunConfig) -> None:
 
 def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
     """The tasks of a config on the device, checked, with a shard for each agent."""
-    source = tasks[: config.data.tasks] if tasks is not None else tasks_of(config)
+    source = _first(tasks, config) if tasks is not None else tasks_of(config)
     dtype = getattr(torch, config.dtype)
     how = (config.agents, config.seed, dtype, device, config.data)
     dealt = [TaskData(index, task, *how) for index, task in enumerate(source)]

@@ -98,7 +98,7 @@ def latest(folder: Path, device: torch.device) -> Checkpoint | None:
         try:
             return _load(path, device)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            warnings.warn(f"{path}: is damaged ({error}); going on from the one before it", stacklevel=2)
+            warnings.warn(f"{path}: is damaged ({error}); going on from the one before it, or anew", stacklevel=2)
     return None
 
 

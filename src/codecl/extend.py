@@ -24,15 +24,16 @@ def extended(old: RunConfig, task: str) -> RunConfig:
         )
     if stream_digest(old.data.stream) != old.sources.get("data"):
         raise DataError(f"data.stream: files behind {old.data.stream} are missing, or not those of the run any more")
-    if task == NEXT:
-        if old.data.tasks is None:
-            raise ConfigError(f"--task {NEXT}: the run has learned all tasks of its stream {old.data.stream}")
-        change: dict[str, Any] = {"tasks": old.data.tasks + 1}
-    elif old.data.tasks is not None:
+    learned, there = old.data.tasks, len(streams.named(old.data.stream)())
+    if task == NEXT and (learned is None or learned >= there):
+        raise ConfigError(f"--task {NEXT}: the run has learned all {there} tasks of its stream {old.data.stream}")
+    if task == NEXT and learned is not None:
+        change: dict[str, Any] = {"tasks": learned + 1}
+    elif learned is not None and learned < there:
         raise ConfigError(f"--task: the run stopped inside its stream {old.data.stream}; --task {NEXT} goes on there")
     else:
         added = f"whole({task})" if task in store.names() else task
-        change = {"stream": f"{old.data.stream}{streams.PLUS}{added}"}
+        change = {"stream": f"{old.data.stream}{streams.PLUS}{added}", "tasks": None}
     return validate(merge(old.model_dump(mode="json"), {"data": change}))
 
 
@@ -47,8 +48,13 @@ def begin(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
     if others:
         raise ConfigError(f"{old}: has another config ({'; '.join(others[:3])}); a run is extended as it is")
     known = record.read_tasks(old)
-    if known != [data.describe() for data in setup.tasks[: len(known)]] or len(known) >= len(setup.tasks):
+    if len(known) >= len(setup.tasks):
         raise ConfigError(f"{old}: its {len(known)} tasks should come first, and at least one more after them")
+    for number, (before, data) in enumerate(zip(known, setup.tasks, strict=False), 1):
+        now = data.describe()
+        other = [f"{key}: {before.get(key)}, {now[key]}" for key in now if before.get(key) != now[key]]
+        if other:
+            raise ConfigError(f"{old}: its task {number} is another ({'; '.join(other[:2])}); its own tasks come first")
     point = checkpoint.latest(old / "checkpoint", torch.device("cpu"))
     if point is None:
         raise DataError(f"{old}: holds no checkpoint to go on from")

@@ -54,13 +54,17 @@ def one_run(path: Path) -> Path:
 def _task(folder: Path, task: str) -> tuple[int, Mapping[str, Any]]:
     """A task's number from 0 and what is known of it."""
     tasks = record.read_tasks(folder)
-    names = {str(about["name"]): number for number, about in enumerate(tasks)}
+    names = [str(about["name"]) for about in tasks]
     if task.isdecimal() and 1 <= int(task) <= len(tasks):
         return int(task) - 1, tasks[int(task) - 1]
     if task not in names:
         known = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
-        raise ConfigError(f"--task: {task!r} is not a task of {folder}{near(task, names)}; there are {known}")
-    return names[task], tasks[names[task]]
+        hint = near(task, dict.fromkeys(names))
+        raise ConfigError(f"--task: {task!r} is not a task of {folder}{hint}; there are {known}")
+    if names.count(task) > 1:
+        which = " and ".join(str(number) for number, name in enumerate(names, 1) if name == task)
+        raise ConfigError(f"--task: {task!r} is the name of tasks {which} of {folder}; give the number")
+    return names.index(task), tasks[names.index(task)]
 
 
 def _check_norms(folder: Path, model: nn.Module) -> None:

@@ -72,7 +72,7 @@ class Record:
                 self._open(on)
                 undo.pop_all()  # all is well: the lock stays
         except OSError as error:
-            raise ConfigError(f"out: {folder} cannot be written ({error.strerror})") from error
+            raise ConfigError(f"out: {folder} cannot be written ({error.strerror or error})") from error
         self.state = self.point.state if self.point else None
         if self.facts:
             self.before = self.facts[-1]["time"] - self.facts[0]["time"]
@@ -109,7 +109,7 @@ class Record:
             self._events.write(json.dumps(full) + "\n")
             self._events.flush()
         except OSError as error:
-            raise RunFailed(f"{self.folder}: events.jsonl cannot be written ({error.strerror})") from error
+            raise RunFailed(f"{self.folder}: events.jsonl cannot be written ({error.strerror or error})") from error
 
     def event(self, event: Event) -> None:
         if event.kind == "step" or (event.kind == "task" and self._holds("task", event.task)):
@@ -150,27 +150,6 @@ class Record:
             self._unlock()
 
 
-class Elsewhere:
-    """In the place of a record where another process, the leading one, writes it."""
-
-    point, labels, facts = None, dict[str, Any](), list[dict[str, Any]]()
-
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-
-    def fact(self, fact: Mapping[str, Any]) -> None:
-        pass
-
-    def event(self, event: Event) -> None:
-        pass
-
-    def save(self, state: State, middle: Middle | None, generators: Mapping[str, torch.Tensor]) -> None:
-        pass
-
-    def close(self, status: Status) -> dict[str, Any]:
-        return {}
-
-
 def _lock(folder: Path) -> int | None:
     """Make sure that this process alone writes the folder. The lock goes with the process, however it ends."""
     try:
@@ -192,23 +171,29 @@ def _lock(folder: Path) -> int | None:
 
 
 def _clear(folder: Path) -> None:
-    """Empty; the config goes last, so that a folder that was left half emptied is still known as this run's."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.yaml"):
-        if path.is_dir():
+    """What a run writes is gone, what others put there stays. The config goes last, so that a folder that was left half
+    cleared is still known as this run's."""
+    written = [folder / name for name in ("metrics.json", "events.jsonl", "environment.json", "checkpoint", "model")]
+    for path in (*written, *folder.glob("*.part"), folder / "config.yaml"):
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def make(folder: Path, config: RunConfig, events: str) -> None:
     """A run folder with these events in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
-        _write_text(folder / "events.jsonl", events)
-        _write_text(folder / "config.yaml", config.dump())
+        with ExitStack() as done:
+            lock = _lock(folder)
+            if lock is not None:
+                done.callback(os.close, lock)
+            _clear(folder)
+            _write_text(folder / "events.jsonl", events)
+            _write_text(folder / "config.yaml", config.dump())
     except OSError as error:
-        raise ConfigError(f"out: {folder} cannot be written ({error.strerror})") from error
+        raise ConfigError(f"out: {folder} cannot be written ({error.strerror or error})") from error
 
 
 def _facts(folder: Path, size: int) -> list[dict[str, Any]]:
@@ -220,6 +205,8 @@ def _facts(folder: Path, size: int) -> list[dict[str, Any]]:
 
 def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     """The metrics of this run, where the folder holds it complete. A folder with something else in it is refused."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file, not a run folder; choose another --out")
     if not folder.exists() or not any(folder.iterdir()):
         return None
     if not (folder / "config.yaml").is_file():
@@ -257,8 +244,7 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
 
 def task_names(folder: Path) -> list[str]:
     """What the tasks of a recorded run are called."""
-    facts = map(json.loads, (folder / "events.jsonl").read_text(encoding="utf-8").splitlines())
-    return [fact["name"] for fact in facts if fact["kind"] == "task"]
+    return [str(task["name"]) for task in read_tasks(folder)]
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

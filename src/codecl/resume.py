@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +11,34 @@ from torch import Tensor
 from codecl import checkpoint
 from codecl.assemble import seeded
 from codecl.checkpoint import Checkpoint
+from codecl.config import RunConfig
 from codecl.events import Epoch, Evaluated, Event
 from codecl.exchange import Exchange
 from codecl.exchange.ranks import Ranks
-from codecl.record import Elsewhere, Record
+from codecl.metrics import Status
+from codecl.record import Record
 from codecl.train import Middle, Setup, State, train
+
+
+class Elsewhere:
+    """In the place of a record where another process, the leading one, writes it."""
+
+    point, labels, facts = None, dict[str, Any](), list[dict[str, Any]]()
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    def fact(self, fact: Mapping[str, Any]) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def save(self, state: State, middle: Middle | None, generators: Mapping[str, Tensor]) -> None:
+        pass
+
+    def close(self, status: Status) -> dict[str, Any]:
+        return {}
 
 
 def events(book: Record | Elsewhere, setup: Setup, state: State, here: Ranks) -> Generator[Event, None, None]:

@@ -81,10 +81,14 @@ class TaskData:
         self.index, self.name, self.classes = index, task.name or f"task {index + 1}", task.classes
         if not isinstance(task.classes, int) or task.classes < 1:
             raise ConfigError(f"task {self.name!r}: classes is {task.classes!r}; it should be a whole number above 0")
-        task = validating(task, config.validation, seed, index) if config.validation else task
+        if config.validation:
+            part = _checked(self.name, "training", tensors(task.train), task.classes, torch.device("cpu"))
+            task = validating(task._replace(train=part, name=self.name), config.validation, seed, index)
         self.task, self.agents, self.seed, self.dtype, self.augment = task, agents, seed, dtype, config.augment
         self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
         self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
+        if task.labels and len(task.labels) != task.classes:
+            raise ConfigError(f"task {self.name!r}: {len(task.labels)} labels for {task.classes} classes")
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
             shapes = [list(part[0].shape[1:]) for part in (self.train, self.test)]
             raise DataError(f"task {self.name!r}: training images are {shapes[0]}, test images {shapes[1]}")
@@ -194,6 +198,10 @@ def validating(task: Task, part: float, seed: int, index: int) -> Task:
     for kind in labels.unique():
         of_it = order[labels[order] == kind]
         count = max(1, round(part * len(of_it)))
+        if count >= len(of_it):
+            raise ConfigError(
+                f"data.validation: {part:g} leaves no training images of class {int(kind)} of task {task.name!r}"
+            )
         held.append(of_it[:count])
         kept.append(of_it[count:])
     cut, rest = torch.cat(held), torch.cat(kept)

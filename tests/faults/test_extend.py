@@ -71,6 +71,9 @@ def test_what_cannot_be_extended_is_said(tmp_path):
         codecl.fit(module(), stream[:2], out=tmp_path / "there", after=done, **MORE)
     with pytest.raises(ConfigError, match=r"was made by codecl.fit with data of your own; give all tasks to"):
         extend.extended(read_config(done.folder), "mnist")
+    named = [stream[0]._replace(name="another"), *stream[1:]]
+    with pytest.raises(ConfigError, match=r"its task 1 is another \(name: t0, another\)"):
+        codecl.fit(module(), named, out=tmp_path / "there", after=done, **MORE)
     path = done.folder / "metrics.json"
     path.write_text(path.read_text().replace('"complete"', '"partial"'))
     with pytest.raises(ConfigError, match="ended partial; only a complete run can be extended"):
@@ -88,12 +91,16 @@ def test_streams_come_one_after_another(tmp_path, monkeypatch):
     twice = extend.extended(config, "split(notmnist, 5)")
     assert twice.data.stream == "quickstart + whole(mnist) + split(notmnist, 5)"
     assert twice.sources["data"] != config.sources["data"]
-    with pytest.raises(ConfigError, match="--task next: the run has learned all tasks of its stream quickstart"):
+    with pytest.raises(ConfigError, match="--task next: the run has learned all 5 tasks of its stream quickstart"):
         extend.extended(quick, "next")
     begun = resolve(preset("quickstart"), {"data": {"tasks": 2}})
     assert extend.extended(begun, "next").data.tasks == 3
     with pytest.raises(ConfigError, match="the run stopped inside its stream quickstart; --task next goes on there"):
         extend.extended(begun, "mnist")
+    through = resolve(preset("quickstart"), {"data": {"tasks": 5}})  # it went to the end of its stream
+    assert extend.extended(through, "mnist") == config
+    with pytest.raises(ConfigError, match="has learned all 5 tasks"):
+        extend.extended(through, "next")
     store.write("mnist", arrays("mnist", 60, 20, seed=1))
     with pytest.raises(DataError, match=r"files behind .* are missing, or not those of the run any more"):
         extend.extended(config, "notmnist")

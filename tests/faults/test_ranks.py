@@ -111,3 +111,20 @@ def test_a_rank_that_never_comes(tmp_path, monkeypatch):
         (code, _, errors), _ = finished(processes)
     assert code == 1
     assert "rank 0: 2 ranks did not meet at 127.0.0.1" in errors
+
+
+def test_two_calls_in_one_process_under_torchrun(tmp_path):
+    """The launcher's store outlives the first meeting."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {k: v for k, v in variables(0, 1, 0).items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    words = [*command, "-m", "tests.faults.twice", str(tmp_path)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(["done", "1", "complete", "done", "2", "complete"] * 2)
+
+
+def test_ranks_with_other_models_are_refused(tmp_path):
+    done = run(2, ["-m", "tests.faults.twice", str(tmp_path), "other"], tmp_path)
+    assert [code for code, *_ in done] == [1, 1]  # a script's own traceback
+    assert "ranks: rank 1 has another config than rank 0 (model.digest: " in done[1][2].splitlines()[-1]
+    assert not list(tmp_path.rglob("metrics.json"))

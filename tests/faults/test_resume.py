@@ -188,6 +188,25 @@ def test_two_checkpoints_are_kept_and_one_of_a_finished_run(tmp_path):
     assert last.name == str(point.step) == "36"
 
 
+def test_what_others_put_into_a_run_folder_stays(tmp_path):
+    folder = run(tmp_path).folder
+    (folder / "notes.txt").write_text("mine")
+    (folder / "checkpoint").rename(tmp_path / "elsewhere")
+    (folder / "checkpoint").symlink_to(tmp_path / "elsewhere")
+    again = run(tmp_path, again=True)
+    assert again.trained
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "checkpoint").is_dir()
+
+
+def test_a_file_in_the_place_of_a_run_folder(tmp_path):
+    folder = run(tmp_path).folder
+    shutil.rmtree(folder)
+    folder.write_text("a file")
+    with pytest.raises(ConfigError, match="is a file, not a run folder; choose another --out"):
+        run(tmp_path)
+
+
 def test_nothing_in_a_run_folder_is_pickled(tmp_path):
     folder = stopped_at(40, tmp_path)
     kinds = {path.suffix for path in folder.rglob("*") if path.is_file()}

@@ -81,6 +81,7 @@ class Ranks:
 
 
 _joined: Ranks | None = None  # by an outer call in this process
+_meetings = 0  # so far: a launcher's store outlives each, and the next must not read what the last has left there
 
 
 @contextmanager
@@ -125,13 +126,15 @@ def _meet(device: torch.device) -> tuple[Ranks, Store]:
         )
     if dist.is_initialized():
         raise ConfigError("exchange: torch.distributed is in use already in this process; leave it to codecl")
+    global _meetings
+    _meetings += 1
     device = _own(device)
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=MEET)))
         dist.init_process_group(
             BACKENDS[device.type],
-            store=PrefixStore("codecl/group", store),
+            store=PrefixStore(f"codecl/{_meetings}/group", store),
             rank=rank,
             world_size=size,
             timeout=MEET,
@@ -140,7 +143,7 @@ def _meet(device: torch.device) -> tuple[Ranks, Store]:
     except (RuntimeError, ValueError) as error:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
         raise RunFailed(f"rank {rank}: {size} ranks did not meet at {where} ({reason(error)})") from error
-    return Ranks("cluster", device, rank, size), PrefixStore("codecl/run", store)
+    return Ranks("cluster", device, rank, size), PrefixStore(f"codecl/{_meetings}/run", store)
 
 
 def _own(device: torch.device) -> torch.device:
