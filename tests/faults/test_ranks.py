@@ -128,3 +128,18 @@ def test_ranks_with_other_models_are_refused(tmp_path):
     assert [code for code, *_ in done] == [1, 1]  # a script's own traceback
     assert "ranks: rank 1 has another config than rank 0 (model.digest: " in done[1][2].splitlines()[-1]
     assert not list(tmp_path.rglob("metrics.json"))
+
+
+def test_a_rank_that_waits_for_another_heeds_signals(tmp_path):
+    """Rank 1 is stuck at a task's end, where rank 0 has the patience of half an hour."""
+    with launched(2, ["-m", "tests.faults.victim", str(tmp_path), "codec", "0", "stuck"], tmp_path) as processes:
+        deadline = time.monotonic() + 60
+        while '"grow"' not in "".join(path.read_text() for path in tmp_path.rglob("events.jsonl")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1)
+        began = time.monotonic()
+        processes[0].send_signal(signal.SIGTERM)
+        assert processes[0].wait(timeout=30) == 1
+        assert time.monotonic() - began < 15
+        processes[1].kill()

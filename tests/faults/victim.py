@@ -1,7 +1,8 @@
-"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD [SECONDS [exact]]
+"""A run in a process of its own, to be killed:  python -m tests.faults.victim FOLDER METHOD [SECONDS [exact] [stuck]]
 
 Dropout, norms with statistics of the task, momentum and augmentation: everything that has a state or a generator."""
 
+import os
 import sys
 import time
 
@@ -46,4 +47,10 @@ def run(out, method="codec", on_event=None, every=7, exact=False, **more):
 if __name__ == "__main__":
     print("ready", flush=True)
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.002
-    run(sys.argv[1], sys.argv[2], on_event=lambda event: time.sleep(pause), exact="exact" in sys.argv)
+    stuck = "stuck" in sys.argv and os.environ["RANK"] == "1"
+    run(
+        sys.argv[1],
+        sys.argv[2],
+        on_event=lambda event: time.sleep(300 if stuck and event.kind == "grow" else pause),
+        exact="exact" in sys.argv,
+    )

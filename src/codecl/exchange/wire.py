@@ -7,6 +7,7 @@ when the wait is over.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -31,11 +32,15 @@ class Posted(NamedTuple):
 
     works: Sequence[tuple[str, Any]]  # of whom, and what says when it is done
     kept: Sequence[Tensor]  # what is sent stays until it is
+    beside: bool = False  # a long wait may be in a thread of its own: one that no device's stream has to follow
 
     def wait(self, patience: timedelta) -> None:
         for name, work in self.works:
             try:
-                work.wait(patience)
+                if self.beside and patience > ROUND:
+                    _heedful(work, patience)
+                else:
+                    work.wait(patience)
             except RuntimeError as error:
                 raise _lost(name, error, patience) from error
 
@@ -54,7 +59,7 @@ class Wire:
         ops += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends.items()]
         self.sent_bytes += sum(map(nbytes, sends.values()))
         if not ops:
-            return Posted([], [])
+            return Posted((), ())
         names = [self.name(peer) for peer in peers]
         try:
             works = dist.batch_isend_irecv(ops)
@@ -62,7 +67,7 @@ class Wire:
             raise _lost(" or ".join(names), error, ROUND) from error
         if len(works) != len(ops):  # NCCL makes one of all
             names = [" or ".join(names)]
-        return Posted(list(zip(names, works, strict=True)), list(sends.values()))
+        return Posted(list(zip(names, works, strict=True)), list(sends.values()), self.device.type == "cpu")
 
     def send(self, peer: int, tensor: Tensor) -> Posted:
         return self.post({peer: tensor}, {})
@@ -82,6 +87,24 @@ class Wire:
         length = int(self.receive(peer, torch.zeros(1, dtype=torch.long, device=self.device)))
         text = self.receive(peer, torch.empty(length, dtype=torch.uint8, device=self.device))
         return bytes(text.cpu().numpy())
+
+
+def _heedful(work: Any, patience: timedelta) -> None:
+    """Wait, but heed signals: Python handles them between its own instructions only, not inside a library's wait."""
+    failed: list[RuntimeError] = []
+
+    def wait() -> None:
+        try:
+            work.wait(patience)
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = Thread(target=wait, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if failed:
+        raise failed[0]
 
 
 def packed(tensors: Tensors, device: torch.device) -> Tensor:
