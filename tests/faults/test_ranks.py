@@ -120,7 +120,7 @@ def test_two_calls_in_one_process_under_torchrun(tmp_path):
     words = [*command, "-m", "tests.faults.twice", str(tmp_path)]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == sorted(["done", "1", "complete", "done", "2", "complete"] * 2)
+    assert done.stdout.count("complete") == 4  # two ranks, two calls
 
 
 def test_ranks_with_other_models_are_refused(tmp_path):
