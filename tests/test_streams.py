@@ -123,6 +123,21 @@ def test_any_data_set_can_be_split():
         named("split(fish, 4)")()
 
 
+def test_the_scale_of_many_images_is_that_of_all_of_them():
+    images = torch.randint(256, (2300, 3, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = measured(images)
+    values = images.double() / 255
+    assert mean == pytest.approx(values.mean((0, 2, 3)).tolist())
+    assert std == pytest.approx(values.std((0, 2, 3), correction=0).tolist())
+    assert measured(torch.zeros(4, 1, 2, 2, dtype=torch.uint8)).std == pytest.approx((1e-3,))  # nothing divides by 0
+
+
+def test_a_known_name_with_more_classes_is_numbered():
+    pixels, labels = torch.zeros(24, 1, 28, 28, dtype=torch.uint8).numpy(), (torch.arange(24) % 12).numpy()
+    store.write("mnist", ImageSet(pixels, labels, pixels, labels))
+    assert named("whole(mnist)")()[0].labels == tuple(map(str, range(12)))
+
+
 def test_another_file_is_another_run_for_streams_of_several():
     for name in FIVE:
         keep(name)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -49,7 +50,8 @@ def split(name: str, classes: int | None, scale: Scale | None = None) -> list[Ta
     if count % classes:
         raise ConfigError(f"data.stream: the {count} classes of {name!r} cannot be cut into tasks of {classes}")
     mean, std = scale or measured(train[0])
-    names, tasks = LABELS.get(name) or store.class_names(name) or tuple(map(str, range(count))), []
+    known, tasks = LABELS.get(name) or store.class_names(name), []
+    names = known if len(known) >= count else tuple(map(str, range(count)))
     for first in range(0, count, classes):
         after = first + classes
 
@@ -63,9 +65,11 @@ def split(name: str, classes: int | None, scale: Scale | None = None) -> list[Ta
 
 
 def measured(images: Tensor) -> Scale:
-    """Of these images."""
-    values = images.double() / 255
-    return Scale(*(tuple(part.tolist()) for part in (values.mean((0, 2, 3)), values.std((0, 2, 3)).clamp(min=1e-3))))
+    """Of these images; some at a time, since as numbers they take eight times the room."""
+    parts = (part.double() / 255 for part in images.split(1000))
+    sums = [torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]) for part in parts]
+    mean, square = torch.stack(sums).sum(0) / (images.numel() / images.shape[1])
+    return Scale(tuple(mean.tolist()), tuple((square - mean**2).clamp(min=1e-6).sqrt().tolist()))
 
 
 def split_cifar100() -> list[Task]:

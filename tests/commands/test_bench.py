@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from codecl import bench
+from tests.launching import run
 
 CPU = torch.device("cpu")
 SMALL = [
@@ -114,3 +115,18 @@ def test_the_plain_loop_is_decentralized_sgd():
         bench._backward = original
     by_agent = torch.stack(losses).view(-1, 2).mean(0)
     torch.testing.assert_close(by_agent, torch.tensor(ours.loss), rtol=1e-5, atol=1e-6)
+
+
+def test_over_several_processes_it_tells_what_is_waited_and_sent(tmp_path):
+    words = ["-m", "codecl", *SMALL[:-2], "--json", "--device", "cpu"]
+    (code, said, errors), (other, nothing, _) = run(2, words, tmp_path)
+    assert (code, other, nothing) == (0, 0, ""), errors
+    result = json.loads(said)
+    assert (result["exchange"], result["ranks"]) == ("cluster", 2)
+    assert [row["method"] for row in result["rows"]] == ["codec", "dpsgd"]  # the plain loop is for one process
+    for row in result["rows"]:
+        assert 0 <= row["wait_ms"]["min"] <= row["wait_ms"]["max"] < row["ms"]["max"]
+        assert row["mbit_s"]["min"] > 0
+    codec, dpsgd = result["rows"]
+    sent = [row["mbit_s"]["median"] * row["ms"]["median"] for row in (codec, dpsgd)]
+    assert sent[0] < 0.7 * sent[1]  # half of the space

@@ -14,6 +14,7 @@ import pytest
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
 from codecl.data.check import by, plus
+from tests.commands.test_cli import failed as line
 from tests.conftest import ROOT
 from tests.data import canonical
 from tests.data.server import serving
@@ -26,13 +27,6 @@ REAL = ROOT.parent / "shared" / "data"
 def data(cli, tmp_path):
     """Calls `codecl data …` on a folder of its own."""
     return lambda *words: cli("data", *map(str, words), cwd=tmp_path, CODECL_DATA=str(tmp_path / "data"))
-
-
-def line(done, code):
-    assert done.returncode == code, done.stderr
-    (said,) = done.stderr.strip().splitlines()
-    assert said.startswith("codecl: ")
-    return said
 
 
 def test_help_and_import_stay_light(cli, tmp_path):
