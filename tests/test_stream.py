@@ -156,6 +156,19 @@ def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
     assert len(seen) > 60  # of 162, in 96 draws: not one draw a batch
 
 
+def test_past_the_edge_is_what_scaling_makes_0():
+    """White images with a mean: black corners with `black`, 0 with `mean`, to the rounding of a stored byte."""
+    white = (torch.full((6, 3, 6, 6), 255, dtype=torch.uint8), torch.arange(6) % 2)
+    task = Task(white, white, 2, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 0.25))
+    for surround, edges in (("black", (-1.0, -1.0, -0.5)), ("mean", (0.0, 0.0, 0.0))):
+        data = TaskData(0, task, 1, 0, torch.float64, CPU, StreamConfig(augment="crop-flip", surround=surround))
+        found = torch.cat([data.batch(picks).images.flatten(0, 1) for picks in data.picks(0, [0], 2)])
+        for channel, (edge, inner) in enumerate(zip(edges, (1.0, 3.0, 3.5), strict=True)):
+            values = found[:, channel].unique()
+            assert len(values) == 2
+            torch.testing.assert_close(values, torch.tensor([edge, inner]).double(), atol=0.5 / 255 / 0.25, rtol=0)
+
+
 def test_variations_depend_on_seed_agent_task_and_epoch_alone():
     data = TaskData(0, coloured(), 2, 0, torch.float64, CPU, StreamConfig(augment="crop-flip"))
     assert torch.equal(data.picks(3, range(2), 3), data.picks(3, range(2), 3))

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from codecl import crops
 from codecl import shards as dealing
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
@@ -20,7 +20,7 @@ from codecl.seeding import spawn
 
 Images = tuple[Tensor, Tensor]  # images, labels
 Augment = Literal["none", "crop-flip"]
-PADDING = 4  # around an image that is cropped
+Surround = Literal["black", "mean"]
 
 
 class StreamConfig(BaseModel):
@@ -31,6 +31,9 @@ class StreamConfig(BaseModel):
     shards: str = Field("iid", description="how a task's images are dealt to agents: iid, dirichlet(α) or skew(s)")
     augment: Augment = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
+    )
+    surround: Surround = Field(
+        "black", description="what a crop shows past the image's edge: black, or mean, the colour that scaling makes 0"
     )
     validation: float = Field(
         0, ge=0, lt=1, description="part of the training images that is held out and scored instead of the test images"
@@ -98,7 +101,8 @@ class TaskData:
             raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
         self.shards = dealing.deal(config.shards, self.train[1], agents, seed, index)
         if self.augment != "none":
-            self._windows = _windows(self.name, self.train[0])
+            colour = crops.seen_as_0(self.train[0], self.scale) if config.surround == "mean" else None
+            self._windows = crops.windows(self.name, self.train[0], colour)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -179,7 +183,7 @@ class TaskData:
         if self.augment == "none":
             return which
         generator = spawn(self.seed, "augment", *path)
-        corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
+        corner = torch.randint(2 * crops.PADDING + 1, (count, 2), generator=generator)
         return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
 
 
@@ -280,15 +284,3 @@ def prepared(images: Tensor, scale: Images | None, dtype: torch.dtype) -> Tensor
     if scale is None:
         return values / 255 if images.dtype == torch.uint8 else values
     return torch.addcmul(scale[1], values, scale[0])
-
-
-def _windows(name: str, images: Tensor) -> Tensor:
-    """[n, C, 2P + 1, 2P + 1, H, W]: every crop of every image padded by P; a view of one padded copy."""
-    if images.ndim != 4:
-        raise ConfigError(
-            f"data.augment: crop-flip needs images [channels, height, width]; those of task {name!r} are"
-            f" {list(images.shape[1:])}"
-        )
-    height, width = images.shape[-2:]
-    padded = functional.pad(images, (PADDING,) * 4)
-    return padded.unfold(2, height, 1).unfold(3, width, 1)
