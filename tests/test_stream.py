@@ -162,7 +162,7 @@ def test_past_the_edge_is_what_scaling_makes_0():
     task = Task(white, white, 2, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 0.25))
     for surround, edges in (("black", (-1.0, -1.0, -0.5)), ("mean", (0.0, 0.0, 0.0))):
         data = TaskData(0, task, 1, 0, torch.float64, CPU, StreamConfig(augment="crop-flip", surround=surround))
-        found = torch.cat([data.batch(picks).images.flatten(0, 1) for picks in data.picks(0, [0], 2)])
+        found = torch.cat([data.batch(picks)[0].flatten(0, 1) for picks in data.picks(0, [0], 2)])
         for channel, (edge, inner) in enumerate(zip(edges, (1.0, 3.0, 3.5), strict=True)):
             values = found[:, channel].unique()
             assert len(values) == 2
