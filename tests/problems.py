@@ -8,8 +8,9 @@ from torch import nn
 from codecl.assemble import BuildExchange, assemble, deal
 from codecl.config import RunConfig, merge, validate
 from codecl.exchange import Simulated
+from codecl.setup import Setup, State
 from codecl.stream import Task
-from codecl.train import Setup, State, train
+from codecl.train import train
 
 CPU = torch.device("cpu")
 

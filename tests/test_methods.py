@@ -7,7 +7,8 @@ from torch import nn
 from codecl import growth
 from codecl.layers import columns, record
 from codecl.seeding import choose
-from codecl.train import State, train
+from codecl.setup import State
+from codecl.train import train
 from tests.problems import build, config, convolutional, furthest, perceptron, tasks, trajectory
 
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from codecl.errors import ConfigError
-from codecl.train import TrainConfig, train
+from codecl.setup import TrainConfig
+from codecl.train import train
 from tests.problems import build, config, perceptron, tasks
 
 

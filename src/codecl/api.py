@@ -24,9 +24,9 @@ from codecl.exchange.ranks import Ranks, joined
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import code_digest, source_digest
+from codecl.setup import Setup, State
 from codecl.stream import Task
 from codecl.topology import Graph
-from codecl.train import Setup, State
 
 OnEvent = Callable[[Event], None]
 

@@ -22,9 +22,9 @@ from codecl.models import MODELS
 from codecl.precision import multiplying
 from codecl.registry import lookup, reason
 from codecl.seeding import derive, spawn
+from codecl.setup import Setup, State
 from codecl.stream import Task, TaskData
 from codecl.topology import Topology
-from codecl.train import Setup, State
 from codecl.watch import logits, without_running_statistics
 
 BuildExchange = Callable[[Topology, torch.dtype, torch.device], Exchange]

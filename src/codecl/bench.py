@@ -28,8 +28,9 @@ from codecl.events import Epoch, Stepped
 from codecl.exchange.cluster import Cluster
 from codecl.exchange.ranks import Ranks
 from codecl.precision import multiplying
+from codecl.setup import Setup, State
 from codecl.stream import Task
-from codecl.train import Setup, State, train
+from codecl.train import train
 
 PLAIN = "plain-loop"  # of dpsgd, as one would write it first
 WARM_UP = 2  # rounds that are not counted

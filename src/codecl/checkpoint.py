@@ -20,7 +20,7 @@ from torch import Tensor
 
 import codecl
 from codecl.errors import ConfigError
-from codecl.train import Middle, State
+from codecl.setup import Middle, State
 
 KEPT = 2
 SCHEMA = 1

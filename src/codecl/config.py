@@ -18,10 +18,10 @@ from codecl.growth import GrowthConfig
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
+from codecl.setup import TrainConfig
 from codecl.stream import StreamConfig
 from codecl.streams import STREAMS
 from codecl.topology import TOPOLOGIES, TopologyConfig, with_edges
-from codecl.train import TrainConfig
 
 Fields = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from codecl import checkpoint, record, streams
 from codecl.config import RunConfig, difference, merge, stream_digest, validate
 from codecl.data import store
 from codecl.errors import ConfigError, DataError
-from codecl.train import Setup
+from codecl.setup import Setup
 
 MAY_DIFFER = ("data.stream", "data.digest", "data.tasks", "sources.data")
 NEXT = "next"  # the task of the run's own stream after those that it has learned

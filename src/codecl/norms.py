@@ -97,5 +97,7 @@ def agreed(
         ]
         pooled = exchange.pool(chosen, parts)
         found = None if pooled is None else statistics_of(pooled, data.dtype)
-        statistics, _ = flooded(exchange, chosen, found, data.index)
+        arrived = flooded(exchange, chosen, found, data.index)
+        assert arrived is not None, "offered only where no agent can be gone"
+        statistics, _ = arrived
     return statistics

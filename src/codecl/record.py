@@ -23,7 +23,7 @@ from codecl.errors import ConfigError, DataError, RunFailed
 from codecl.events import Event, Flooded
 from codecl.metrics import Status, metrics
 from codecl.registry import reason
-from codecl.train import Middle, State
+from codecl.setup import Middle, State
 
 
 def folder_of(config: RunConfig, out: Path) -> Path:

@@ -17,7 +17,8 @@ from codecl.exchange import Exchange
 from codecl.exchange.ranks import Ranks
 from codecl.metrics import Status
 from codecl.record import Record
-from codecl.train import Middle, Setup, State, train
+from codecl.setup import Middle, Setup, State
+from codecl.train import train
 
 
 class Elsewhere:

@@ -18,8 +18,9 @@ from codecl import topology as topologies
 from codecl.agents import Running
 from codecl.exchange import Simulated
 from codecl.replay import Epochs, epochs
+from codecl.setup import Setup, State
 from codecl.topology import TopologyConfig
-from codecl.train import Setup, State, open_task, start, stepping
+from codecl.train import open_task, start, stepping
 
 CANDIDATES: dict[str, tuple[Running, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
 ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn

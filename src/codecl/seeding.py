@@ -21,3 +21,10 @@ def derive(seed: int, purpose: str, *path: int) -> int:
 def choose(seed: int, task: int, agents: int) -> int:
     """The agent that grows and floods at this task's end (Algorithm 1, line 17), the same for everyone."""
     return int(torch.randint(agents, (), generator=spawn(seed, "chosen", task)))
+
+
+def succession(seed: int, task: int, agents: int) -> list[int]:
+    """Who grows if those before are gone: the chosen agent first, then an order that everyone can derive."""
+    first = choose(seed, task, agents)
+    order: list[int] = torch.randperm(agents, generator=spawn(seed, "succession", task)).tolist()
+    return [first, *(agent for agent in order if agent != first)]

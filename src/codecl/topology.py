@@ -5,7 +5,7 @@ weight that i gives to j's message.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,17 @@ def mixing_matrix(graph: Graph) -> Matrix:
         weights = hears / (1 + np.maximum(degrees[:, None], degrees[None, :]))
         return weights + np.diag(1 - weights.sum(1))
     return _sinkhorn(hears + np.eye(n))
+
+
+def healed(mixing: Matrix, dead: Collection[int]) -> Matrix:
+    """The mixing of the living, W_SS + W_SD (I - W_DD)⁻¹ W_DS: what a message through the dead would have become. Law:
+    rows and columns of the living sum to 1, those of the dead to 0."""
+    gone = sorted(dead)
+    living = [agent for agent in range(len(mixing)) if agent not in dead]
+    through = np.linalg.solve(np.eye(len(gone)) - mixing[np.ix_(gone, gone)], mixing[np.ix_(gone, living)])
+    out: Matrix = np.zeros_like(mixing)
+    out[np.ix_(living, living)] = mixing[np.ix_(living, living)] + mixing[np.ix_(living, gone)] @ through
+    return out
 
 
 def _sinkhorn(support: Matrix) -> Matrix:

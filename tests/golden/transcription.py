@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from codecl.seeding import choose
-from codecl.train import Setup
+from codecl.setup import Setup
 
 Weights = dict[str, Tensor]
 

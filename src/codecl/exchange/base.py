@@ -80,8 +80,8 @@ class Exchange(Protocol):
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""
         ...
 
-    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
-        """`root`'s tensors and their digest, as they arrive here along its breadth-first tree."""
+    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str] | None:
+        """`root`'s tensors and their digest, as they arrive here along its breadth-first tree; None: `root` is gone."""
         ...
 
     def consensus_error(self, rows_AD: Tensor) -> float:
@@ -93,9 +93,12 @@ class Exchange(Protocol):
         ...
 
 
-def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> tuple[dict[str, Tensor], str]:
+def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> tuple[dict[str, Tensor], str] | None:
     """What `root` floods at a task's end, checked by its digest: what arrives damaged is an error, never used."""
-    arrived, announced = exchange.flood(root, payload)
+    found = exchange.flood(root, payload)
+    if found is None:
+        return None
+    arrived, announced = found
     if digest(arrived) != announced:
         raise RunFailed(f"task {task + 1}: the flood of agent {root} arrived damaged (its digest differs)")
     return arrived, announced

@@ -1,0 +1,318 @@
+"""What one peer knows of the others, kept up to date by the threads that read its links: rows that wait for their step,
+charts, sums, where each neighbour is, and who lives.
+
+Everything here is guarded by `changed`, on which the training thread waits.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from codecl.exchange import charts, frames
+from codecl.exchange.base import Tensors, nbytes
+from codecl.exchange.charts import Archive, Chart, Check
+from codecl.exchange.frames import BadFrame, Frame, Kind
+from codecl.exchange.links import Links
+from codecl.exchange.members import Members
+from codecl.topology import Matrix, Topology, healed
+
+log = logging.getLogger("codecl.peers")
+MOST_CHARTS, MOST_SUMS = 64, 256  # that wait to be looked at
+LATE_S = 0.05  # between two answers to one neighbour that it is late
+WANT_S = 0.5
+
+
+class Rules(NamedTuple):
+    """Seconds: how long a step waits for a neighbour, an agent may be silent, the start waits for all."""
+
+    deadline: float | None
+    silence: float
+    meet: float
+
+
+class Self(NamedTuple):
+    """Who we are in the fleet, and how we prove it."""
+
+    agent: int
+    fleet: str
+    sign: charts.Sign
+    check: Check
+
+
+class Where(NamedTuple):
+    """Where a neighbour said it was."""
+
+    task: int
+    step: int
+    chart: bytes
+    busy: bool
+
+
+class Row(NamedTuple):
+    """A neighbour's coordinates of a step."""
+
+    row_D: Tensor
+    hears: bool  # whether it counts us in
+    chart: bytes
+
+
+class Mailbox:
+    """Law: what does not fit is refused before it is kept; what is kept is bounded."""
+
+    def __init__(self, topology: Topology, me: Self, rules: Rules) -> None:
+        self.topology, self.me, self.rules = topology, me, rules
+        agents = topology.agents
+        self.changed = threading.Condition(threading.RLock())
+        self.task, self.step, self.busy, self.quiet = 0, 0, True, (0, 0)
+        self.rows: dict[int, dict[tuple[int, int], Row]] = {agent: {} for agent in range(agents)}
+        self.where: dict[int, Where] = {}
+        self.arrived: deque[Chart] = deque(maxlen=MOST_CHARTS)
+        self.sums: dict[tuple[int, int, int, int], Tensors] = {}  # task, root, number, child
+        self.late: tuple[int, int] | None = None  # where a hearer was that we came too late for
+        self.live: set[int] = set()  # neighbours that are waited for
+        self.members = Members(agents, me.agent, rules.silence if rules.deadline else float("inf"))
+        self.dead: frozenset[int] = frozenset()
+        self.notes: deque[dict[str, Any]] = deque()  # for the record: changes in membership
+        self.bytes: dict[int, dict[str, int]] = {}  # by neighbour: sent, received, and their headers
+        self.ahead = agents + 8  # steps that a neighbour can be ahead of us with nothing lost, and some
+        self._told: dict[tuple[int, Kind], float] = {}
+        self._last: bytes | None = None
+        self._mixing: Matrix = topology.mixing
+        self.graph: Any = topology.graph
+        self.size, self.most = 0, 0
+
+    def open(self, archive: Archive, most: int, connect: Callable[["Mailbox"], Links]) -> None:
+        """`most`: bytes of tensors that any message may have."""
+        self.archive, self.most = archive, most
+        self.task = len(archive.charts)
+        self.links = connect(self)
+        self.links.want(self.neighbours)
+        self._open = True
+        threading.Thread(target=self._beating, name="beats", daemon=True).start()
+
+    def close(self) -> None:
+        self._open = False
+        self.links.close()
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self.task, self.step
+
+    @property
+    def chart(self) -> bytes:
+        return self.archive.ids[-1]
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Whom we hear, and how much we give to each."""
+        row = self._mixing[self.me.agent]
+        return {int(j): float(row[j]) for j in row.nonzero()[0] if j != self.me.agent}
+
+    @property
+    def hearers(self) -> list[int]:
+        column = self._mixing[:, self.me.agent]
+        return [int(i) for i in column.nonzero()[0] if i != self.me.agent]
+
+    @property
+    def neighbours(self) -> set[int]:
+        """By the topology (whoever was lost may come back), and by what heals it."""
+        pairs = self.topology.mixing
+        ours = {j for j in range(len(pairs)) if pairs[self.me.agent, j] or pairs[j, self.me.agent]}
+        return (ours | set(self.weights) | set(self.hearers)) - {self.me.agent}
+
+    @property
+    def living(self) -> list[int]:
+        return [agent for agent in range(self.topology.agents) if agent not in self.dead]
+
+    def children(self, root: int) -> list[int]:
+        """To whom we hand a flood on."""
+        tree = nx.bfs_edges(self.graph, root, sort_neighbors=sorted) if root in self.graph else ()
+        return [child for parent, child in tree if parent == self.me.agent]
+
+    def note(self, state: str, agent: int, why: str = "", **more: Any) -> None:
+        task, step = self.at
+        about = {"kind": "member", "task": task, "step": step, "agent": agent, "state": state}
+        self.notes.append(about | ({"why": why} if why else {}) | more)
+        log.info("agent %d: %s%s", agent, state, f" ({why})" if why else "")
+
+    # out
+
+    def send(self, peer: int, kind: Kind, tensors: Tensors | None = None, may_drop: bool = False, **more: Any) -> bool:
+        return self.put(peer, self.encoded(kind, tensors, **more), sum(map(nbytes, (tensors or {}).values())), may_drop)
+
+    def encoded(self, kind: Kind, tensors: Tensors | None = None, **more: Any) -> bytes:
+        about = {"fleet": self.me.fleet, "sender": self.me.agent, "task": self.task, "step": self.step}
+        about |= {"chart": self.chart, "busy": self.busy, "beats": self.members.beat()}
+        return frames.encode(kind, tensors, **(about | more))
+
+    def put(self, peer: int, data: bytes, size: int, may_drop: bool = False) -> bool:
+        if not self.links.send(peer, data, may_drop):
+            return False
+        count = self._count(peer)
+        count["sent"] += size
+        count["headers_sent"] += len(data) - size
+        return True
+
+    def _count(self, peer: int) -> dict[str, int]:
+        return self.bytes.setdefault(peer, dict.fromkeys(("sent", "received", "headers_sent", "headers_received"), 0))
+
+    def say_row(self, row_D: Tensor, hears: Callable[[int], bool]) -> int:
+        """Our row of this step, to all who hear it: how many that are."""
+        made: dict[bool, bytes] = {}
+        reached = 0
+        for peer in self.hearers:
+            flag = hears(peer)
+            if flag not in made:
+                made[flag] = self.encoded(Kind.ROW, {"row": row_D}, hears=flag)
+            reached += self.put(peer, made[flag], nbytes(row_D), may_drop=True)
+        self._last = next(iter(made.values()), None)
+        if self._last is None:
+            self._last = self.encoded(Kind.ROW, {"row": row_D}, hears=True)
+        return reached
+
+    def want(self, rows: bool = False) -> None:
+        """Ask our neighbours for charts that we lack, and for their rows."""
+        for peer in self.links.up:
+            self.send(peer, Kind.WANT, history=self.archive.ids, number=int(rows))
+
+    def hand(self, peer: int, chart: Chart) -> bool:
+        return self.send(peer, Kind.CHART, chart.tensors, manifest=chart.manifest, signature=chart.signature)
+
+    def beat(self) -> None:
+        for peer in self.links.up:
+            self.send(peer, Kind.BEAT)
+
+    def _beating(self) -> None:
+        every = min(0.5, self.rules.silence / 6)
+        while self._open:
+            with self.changed:
+                self.heal()
+                self.beat()
+                self.changed.notify_all()
+            time.sleep(every)
+
+    def heal(self) -> None:
+        """The links and weights of the living, where somebody died or came back."""
+        dead = self.members.dead
+        if dead == self.dead:
+            return
+        for agent in dead - self.dead:
+            self.note("dead", agent, f"nothing heard of it for {self.rules.silence:g} s")
+        for agent in self.dead - dead:
+            self.note("alive", agent)
+        before, self.dead = self.neighbours, dead
+        self._mixing = healed(self.topology.mixing, dead) if dead else self.topology.mixing
+        self.graph = self.topology.graph
+        if dead:
+            self.graph = nx.DiGraph([(j, i) for i in self.living for j in self._mixing[i].nonzero()[0] if i != j])
+            self.graph.add_nodes_from(self.living)
+        self.live -= dead
+        for agent in self.neighbours - before:
+            self.note("linked", agent, "heals the graph")
+        for agent in before - self.neighbours:
+            self.note("unlinked", agent, "the graph is whole again")
+        self.links.want(self.neighbours)
+
+    # in
+
+    def link_changed(self, peer: int, up: bool, why: str) -> None:
+        with self.changed:
+            self.note("connected" if up else "disconnected", peer, why)
+            if up:
+                self.send(peer, Kind.BEAT)
+            self.changed.notify_all()
+
+    def admits(self, peer: int) -> bool:
+        with self.changed:
+            return peer in self.neighbours
+
+    def heard(self, peer: int, data: bytes) -> None:
+        """A frame of this neighbour, in the thread that reads its link."""
+        frame = frames.decode(data, self.most)
+        header = frame.header
+        if header.fleet != self.me.fleet or header.sender != peer:
+            raise BadFrame(f"it says it is of agent {header.sender} of fleet {header.fleet[:20]!r}")
+        chart = Chart(header.manifest, header.signature, frame.tensors)
+        if frame.kind is Kind.CHART:
+            charts.checked(chart, self.me.fleet, self.topology.agents, self.me.check)
+        with self.changed:
+            self.members.merge(header.beats)
+            self.where[peer] = Where(header.task, header.step, header.chart, header.busy)
+            count = self._count(peer)
+            count["received"] += frame.size
+            count["headers_received"] += len(data) - frame.size
+            if frame.kind is Kind.ROW:
+                self._row(peer, frame)
+            elif frame.kind is Kind.CHART:
+                self.arrived.append(chart)
+            elif frame.kind is Kind.SUM:
+                self._sum(peer, frame)
+            elif frame.kind is Kind.LATE:
+                self.late = max(self.late or (0, 0), frame.at)
+            elif frame.kind is Kind.WANT:
+                self._wanted(peer, frame)
+            self._compare(peer)
+            self.changed.notify_all()
+
+    def _row(self, peer: int, frame: Frame) -> None:
+        row_D = frame.tensors.get("row")
+        if row_D is None or row_D.ndim != 1 or len(frame.tensors) != 1:
+            raise BadFrame("a row that is none")
+        ours = frame.at[0] == self.task and frame.header.chart == self.chart
+        if ours and self.size and len(row_D) != self.size:
+            raise BadFrame(f"a row of {len(row_D)} numbers; the chart has {self.size}")
+        if frame.at < self.at:
+            if frame.at >= self.quiet and self._due(peer, Kind.LATE, LATE_S):
+                log.info("agent %d: its row of task %d, step %d is late; dropped", peer, *frame.at)
+                self.send(peer, Kind.LATE)
+            return
+        if frame.at[0] == self.task and not ours:
+            return  # of another chart: never mixed
+        kept = self.rows[peer]
+        kept.setdefault(frame.at, Row(row_D, frame.header.hears, frame.header.chart))
+        if len(kept) > self.ahead:
+            del kept[min(kept)]
+        if peer not in self.live and peer not in self.dead and peer in self.weights:
+            self.live.add(peer)
+            self.note("back", peer)
+
+    def _sum(self, peer: int, frame: Frame) -> None:
+        if frame.header.task >= self.task and len(self.sums) < MOST_SUMS:
+            self.sums[frame.header.task, frame.header.root, frame.header.number, peer] = frame.tensors
+
+    def _wanted(self, peer: int, frame: Frame) -> None:
+        for chart in self.archive.lacks(list(frame.header.history)):
+            self.hand(peer, chart)
+        if frame.header.number and self._last is not None and self.archive.ids == list(frame.header.history):
+            self.put(peer, self._last, 0)
+
+    def _compare(self, peer: int) -> None:
+        """A neighbour with another past: one of the two charts stands, so look at its own."""
+        where, ids = self.where[peer], self.archive.ids
+        if where.task < len(ids) and where.chart != ids[where.task] and self._due(peer, Kind.WANT, WANT_S):
+            self.send(peer, Kind.WANT, history=ids)
+
+    def _due(self, peer: int, kind: Kind, every: float) -> bool:
+        now = time.monotonic()
+        if now - self._told.get((peer, kind), -every) < every:
+            return False
+        self._told[peer, kind] = now
+        return True
+
+
+def newest(rows: dict[int, dict[tuple[int, int], Row]], task: int, chart: bytes) -> tuple[int, Tensor] | None:
+    """The row of the furthest step in this task and chart."""
+    fitting = [
+        (at[1], row.row_D)
+        for kept in rows.values()
+        for at, row in kept.items()
+        if at[0] == task and row.chart == chart and bool(torch.isfinite(row.row_D).all())
+    ]
+    return max(fitting, key=lambda one: one[0], default=None)
