@@ -31,7 +31,7 @@ def start(context: typer.Context) -> None:
 def init(
     preset: PresetName = "quickstart",
     method: Annotated[str | None, typer.Option(help="Default: the preset's first.")] = None,
-    agents: Annotated[int | None, typer.Option(help="Number of agents.")] = None,
+    agents: Annotated[str | None, typer.Option(metavar="N", help="Number of agents.")] = None,
     topology: Annotated[str | None, typer.Option(help="A topology or an edge-list file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     settings: Settings = None,
@@ -51,17 +51,16 @@ def init(
 
 
 def _one_config(
-    preset: str, method: str | None, agents: int | None, topology: str | None, seed: int | None, settings: list[str]
+    preset: str, method: str | None, agents: str | None, topology: str | None, seed: int | None, settings: list[str]
 ) -> "RunConfig":
     """A preset with several methods gives its first."""
     from codecl import grid
 
-    size, value = (None if number is None else str(number) for number in (agents, seed))
-    found = list(grid.configs(preset, method, size, topology, value, settings))
+    found = list(grid.configs(preset, method, agents, topology, None if seed is None else str(seed), settings))
     if method is None:
         found = [config for config in found if config.method.name == found[0].method.name]
     if len(found) > 1:
-        raise ConfigError(f"a fleet runs one config, these are {len(found)}: give one --method and one --topology")
+        raise ConfigError(f"a fleet runs one config, these are {len(found)}: give one --method, --agents, --topology")
     return found[0]
 
 
