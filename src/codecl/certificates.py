@@ -1,0 +1,140 @@
+"""Keys and certificates of a fleet: an authority signs a certificate for each agent, which names it and its host."""
+
+import datetime
+import ipaddress
+import re
+
+from codecl.errors import ConfigError
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise ConfigError("peers need grpcio, protobuf and cryptography: pip install 'codecl[peers]'") from error
+
+Key = ec.EllipticCurvePrivateKey
+Certificate = x509.Certificate
+YEARS, DAY = 10, datetime.timedelta(days=1)
+SHA256 = hashes.SHA256()
+PURPOSES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def name_of(fleet: str, agent: int) -> str:
+    """The name in an agent's certificate. Law: agent_of(fleet, name_of(fleet, agent)) == agent."""
+    return f"agent-{agent}.{fleet}.codecl"
+
+
+def agent_of(fleet: str, name: str) -> int | None:
+    """The agent of this fleet that has this name; None for any other name."""
+    found = re.fullmatch(rf"agent-(0|[1-9][0-9]{{0,8}})\.{re.escape(fleet)}\.codecl", name)
+    return int(found[1]) if found else None
+
+
+def new_key() -> Key:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: Key) -> bytes:
+    kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, kind, plain)
+
+
+def pem(certificate: Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def of_authority(fleet: str, key: Key) -> Certificate:
+    """It may sign agents, and no further authority."""
+    name = _name(f"authority.{fleet}.codecl")
+    new = _blank(name, name, key.public_key())
+    new = new.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return new.add_extension(_usage(signs_others=True), critical=True).sign(key, SHA256)
+
+
+def of_agent(name: str, host: str, key: Key, authority: Certificate, authority_key: Key) -> Certificate:
+    """It may serve and call, under its name and at its host."""
+    ip = ip_of(host)
+    hosts = [x509.DNSName(name), x509.IPAddress(ip) if ip else x509.DNSName(host)]
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    new = _blank(_name(name), authority.subject, key.public_key())
+    new = new.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    new = new.add_extension(_usage(signs_others=False), critical=True)
+    new = new.add_extension(x509.ExtendedKeyUsage(PURPOSES), critical=False)
+    new = new.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    return new.add_extension(issuer, critical=False).sign(authority_key, SHA256)
+
+
+def _blank(name: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    new = x509.CertificateBuilder(issuer, name, public, x509.random_serial_number())
+    new = new.not_valid_before(now - DAY).not_valid_after(now + YEARS * 365.25 * DAY)  # a day earlier: clocks differ
+    return new.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(signs_others: bool) -> x509.KeyUsage:
+    never = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
+    )
+    signs = {"key_cert_sign": signs_others, "crl_sign": signs_others, "digital_signature": not signs_others}
+    return x509.KeyUsage(**never, decipher_only=False, **signs)
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A host that is an IP address."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def load(text: bytes | str) -> Certificate:
+    """ValueError for what is not a certificate."""
+    return x509.load_pem_x509_certificate(text.encode() if isinstance(text, str) else text)
+
+
+def issued(certificate: Certificate, authority: Certificate) -> bool:
+    """Whether this authority signed this certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def holder(certificate: Certificate, fleet: str) -> int | None:
+    """The one agent of this fleet that a certificate names, both as its subject and as a host."""
+    try:
+        hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return None
+    subject = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    names = ([str(part.value) for part in subject], hosts.get_values_for_type(x509.DNSName))
+    as_subject, as_host = ({agent_of(fleet, name) for name in found} - {None} for found in names)
+    return as_subject.pop() if as_subject == as_host and len(as_subject) == 1 else None
+
+
+def sign(key: bytes, data: bytes) -> bytes:
+    """A signature of `data` by this key; ValueError for what is not a key of ours."""
+    private = serialization.load_pem_private_key(key, password=None)
+    if not isinstance(private, Key):
+        raise ValueError("not an elliptic-curve key")
+    return private.sign(data, ec.ECDSA(SHA256))
+
+
+def signed_by(certificate: bytes | str, data: bytes, signature: bytes) -> bool:
+    """Whether the holder of this certificate signed these data."""
+    try:
+        public = load(certificate).public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            return False
+        public.verify(signature, data, ec.ECDSA(SHA256))
+    except Exception:  # a stranger may send anything; it is not a signature then
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""`codecl peer`: a fleet of agents, each on a machine of its own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from codecl.cli.common import PresetName, Settings, app, console_for
+from codecl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from codecl.config import RunConfig
+    from codecl.fleet import PeersConfig
+
+peer = typer.Typer(help="Agents as peers, each on a machine of its own.", rich_markup_mode=None)
+app.add_typer(peer, name="peer")
+
+FIRST_PORT = 7700
+
+At = Annotated[list[str] | None, typer.Option("--at", metavar="HOST:PORT", help="Of each agent, in order.")]
+Hosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="The same from a file, a line each.")]
+
+
+@peer.callback(invoke_without_command=True)
+def start(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@peer.command()
+def init(
+    preset: PresetName = "quickstart",
+    method: Annotated[str | None, typer.Option(help="Default: the preset's first.")] = None,
+    agents: Annotated[str | None, typer.Option(metavar="N", help="Number of agents.")] = None,
+    topology: Annotated[str | None, typer.Option(help="A topology or an edge-list file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    settings: Settings = None,
+    at: At = None,
+    hosts: Hosts = None,
+    deadline: Annotated[str | None, typer.Option(help="Seconds a step waits for a neighbour; none: for ever.")] = None,
+    silence: Annotated[str | None, typer.Option(help="Seconds without a sign of life: an agent is dead.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
+) -> None:
+    """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
+    from codecl import fleet
+
+    config = _one_config(preset, method, agents, topology, seed, settings or [])
+    addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
+    made = fleet.init(config, addresses, _peers(deadline, silence), out)
+    _tell(out, made)
+
+
+def _one_config(
+    preset: str, method: str | None, agents: str | None, topology: str | None, seed: int | None, settings: list[str]
+) -> "RunConfig":
+    """A preset with several methods gives its first."""
+    from codecl import grid
+
+    found = list(grid.configs(preset, method, agents, topology, None if seed is None else str(seed), settings))
+    if method is None:
+        found = [config for config in found if config.method.name == found[0].method.name]
+    if len(found) > 1:
+        raise ConfigError(f"a fleet runs one config, these are {len(found)}: give one --method, --agents, --topology")
+    return found[0]
+
+
+def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
+    from codecl.fleet import address_of
+
+    if at and hosts:
+        raise ConfigError("--at and --hosts: both say where agents are; choose one")
+    if hosts is None:
+        return [address_of(text, "--at") for text in at]
+    try:
+        lines = hosts.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or "not a text file"
+        raise ConfigError(
+            f"--hosts: {hosts} cannot be read ({said}); it should hold a line HOST:PORT an agent"
+        ) from error
+    texts = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
+    found = [address_of(text, f"{hosts}:{number}") for number, text in texts if text]
+    if not found:
+        raise ConfigError(f"--hosts: {hosts} holds no addresses; write a line HOST:PORT for each agent")
+    return found
+
+
+def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
+    from codecl import yamlfile
+    from codecl.fleet import PeersConfig
+
+    given = {"deadline": deadline, "silence": silence}
+    fields = {name: None if value == "none" else value for name, value in given.items() if value is not None}
+    return yamlfile.checked(PeersConfig, fields, "peers")
+
+
+def _tell(out: Path, made: list[Path]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from codecl import fleet
+
+    known = fleet.read(made[0]).fleet
+    table = Table(box=None, pad_edge=False)
+    for column in ("agent", "address", "folder"):
+        table.add_column(column, justify="right" if column == "agent" else "left")
+    for agent, (place, path) in enumerate(zip(known.places, made, strict=True)):
+        table.add_row(str(agent), Text(place.address), Text(str(path.parent)))
+    console = console_for(False)
+    console.print(table)
+    console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
+    typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
