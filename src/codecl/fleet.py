@@ -131,6 +131,7 @@ class AgentFile(BaseModel):
     key: str = Field("key.pem", description="secret: it stays on this machine")
     certificate: str = Field("certificate.pem", description="of the key, signed by the fleet's authority")
     listen: str = Field("", description="HOST:PORT to listen on; empty: the fleet's port on every interface")
+    reach: dict[int, str] = Field({}, description="HOST:PORT of agents that are reached elsewhere than the fleet says")
     out: str = Field("runs", description="where run folders go")
     device: str = Field("auto", description="auto, cpu or cuda")
     data: MineConfig = Field(MineConfig(), description="mine: path of this agent's own data; null: its shard")
@@ -141,6 +142,13 @@ class AgentFile(BaseModel):
         if listen:
             address_of(listen, "listen")
         return listen
+
+    @field_validator("reach")
+    @classmethod
+    def _addresses(cls, reach: dict[int, str]) -> dict[int, str]:
+        for text in reach.values():
+            address_of(text, "reach")
+        return reach
 
     def dump(self) -> str:
         parts = [(type(self).model_fields[key].description, {key: value}) for key, value in self.model_dump().items()]

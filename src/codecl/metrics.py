@@ -14,8 +14,11 @@ def metrics(
     by_kind: dict[str, list[Fact]] = {}
     for fact in facts:
         by_kind.setdefault(fact["kind"], []).append(fact)
-    epochs, rows = by_kind.get("epoch", []), [fact["accuracy"] for fact in by_kind.get("eval", [])]
-    tasks = int(labels["tasks"])
+    for kind in ("task", "eval"):  # a peer whose task was discarded has it twice: the last one stands
+        by_kind[kind] = list({fact["task"]: fact for fact in by_kind.get(kind, [])}.values())
+    epochs, tasks = by_kind.get("epoch", []), int(labels["tasks"])
+    scored = {fact["task"]: fact["accuracy"] for fact in by_kind["eval"]}
+    rows = [scored.get(task) for task in range(max(scored, default=-1) + 1)]  # None: a peer was away when it ended
     last = {fact["task"]: fact for fact in epochs}  # the last epoch of each task
     seconds, iterations = sum(fact["seconds"] for fact in epochs), sum(fact["step"] for fact in last.values())
     return {
@@ -24,10 +27,11 @@ def metrics(
         **labels,
         "acc": acc(rows, each_task_alone),
         "bwt": None if each_task_alone else bwt(rows),
-        "accuracy_matrix": [row + [None] * (tasks - len(row)) for row in rows],
+        "accuracy_matrix": [(row or []) + [None] * (tasks - len(row or [])) for row in rows],
         "traffic": traffic(by_kind),
-        "consensus_error_by_task": [fact["consensus_error"] for fact in last.values()],
-        "free_by_task": [fact["free"] for fact in by_kind.get("task", [])],
+        "consensus_error_by_task": [fact.get("consensus_error") for fact in last.values()],
+        **_of_a_peer(by_kind, last.values()),
+        "free_by_task": [fact["free"] for fact in by_kind["task"]],
         "timing": {
             "train_s": round(seconds, 3),
             "iterations": iterations,
@@ -37,19 +41,34 @@ def metrics(
     }
 
 
-def acc(rows: Sequence[Sequence[float]], each_task_alone: bool = False) -> float | None:
+def _of_a_peer(by_kind: Mapping[str, Sequence[Fact]], last: Iterable[Fact]) -> dict[str, Any]:
+    """What one agent of a fleet knows and others do not: its links, whom it missed, how far neighbours were from it."""
+    if "links" not in by_kind:
+        return {}
+    links = by_kind["links"][-1]
+    return {
+        "disagreement_by_task": [fact["disagreement"] for fact in last],
+        "missed": links["missed"],
+        "links": links["links"],
+    }
+
+
+Rows = Sequence[Sequence[float] | None]
+
+
+def acc(rows: Rows, each_task_alone: bool = False) -> float | None:
     """ACC = (1/T) Σ A_T,i; of tasks alone: the diagonal."""
-    if not rows:
+    known = [row for row in rows if row]
+    if not known:
         return None
-    scores = [row[-1] for row in rows] if each_task_alone else rows[-1]
+    scores = [row[-1] for row in known] if each_task_alone else known[-1]
     return sum(scores) / len(scores)
 
 
-def bwt(rows: Sequence[Sequence[float]]) -> float | None:
-    """BWT = 1/(T-1) Σ_{i<T} A_T,i - A_i,i. None before the second task."""
-    if len(rows) < 2:
-        return None
-    return sum(rows[-1][i] - rows[i][i] for i in range(len(rows) - 1)) / (len(rows) - 1)
+def bwt(rows: Rows) -> float | None:
+    """BWT = 1/(T-1) Σ_{i<T} A_T,i - A_i,i, of the tasks whose A_i,i is known. None before the second task."""
+    changes = [rows[-1][i] - row[i] for i, row in enumerate(rows[:-1]) if row and rows[-1]]
+    return sum(changes) / len(changes) if changes else None
 
 
 def traffic(by_kind: Mapping[str, Sequence[Fact]]) -> dict[str, Any]:
@@ -83,8 +102,15 @@ def traffic(by_kind: Mapping[str, Sequence[Fact]]) -> dict[str, Any]:
         "train_bytes": sum(train.values()),
         "boundary_bytes": boundary,
         "full_bytes": full,
-        "wire_bytes": None,
+        "wire_bytes": _wire(by_kind),
     }
+
+
+def _wire(by_kind: Mapping[str, Sequence[Fact]]) -> int | None:
+    """What a peer handed to its links, headers of ours included, those of gRPC and TLS not."""
+    if "links" not in by_kind:
+        return None
+    return sum(link["sent"] + link["headers_sent"] for link in by_kind["links"][-1]["links"].values())
 
 
 def _ratio(full: int, sent: int) -> float | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 peer = typer.Typer(help="Agents as peers, each on a machine of its own.", rich_markup_mode=None)
 app.add_typer(peer, name="peer")
 
-FIRST_PORT = 7700
+FIRST_PORT, DEGRADED = 7700, 4
 
 At = Annotated[list[str] | None, typer.Option("--at", metavar="HOST:PORT", help="Of each agent, in order.")]
 Hosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="The same from a file, a line each.")]
@@ -48,6 +48,26 @@ def init(
     addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
     made = fleet.init(config, addresses, _peers(deadline, silence), out)
     _tell(out, made)
+
+
+@app.command()
+def agent(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An agent.yaml of `codecl peer init`.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where run folders go. Default: as the file says.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
+) -> None:
+    """Take part in a fleet as one of its agents: find the neighbours, train with them, survive their loss."""
+    import logging
+
+    from codecl import fleet, peer
+
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    taken = peer.take_part(fleet.read(file), out, again)
+    found = taken.metrics
+    accuracy = "-" if found["acc"] is None else f"{found['acc']:.2f}"
+    typer.echo(f"agent {found['agent']}: {found['status']}, ACC {accuracy}, {taken.folder}")
+    if found["status"] == "degraded":
+        raise typer.Exit(DEGRADED)
 
 
 def _one_config(
