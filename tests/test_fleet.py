@@ -18,8 +18,8 @@ import grpc
 import pytest
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -413,6 +413,17 @@ def test_a_certificate_names_its_agent_and_its_host(made):
     assert hosts == [host for host, _ in ADDRESSES]
 
 
+def test_a_certificate_of_two_agents_is_of_none():
+    signer, key = certificates.new_key(), certificates.new_key()
+    root = certificates.of_authority(NAME, signer)
+    plain, double = (
+        certificates.of_agent(name_of(NAME, 0), host, key, root, signer) for host in ("host", name_of(NAME, 1))
+    )
+    assert certificates.holder(plain, NAME) == 0
+    assert certificates.holder(double, NAME) is None
+    assert certificates.holder(root, NAME) is None
+
+
 @contextmanager
 def serving(identity):
     """A server on the loopback that answers with the name in its caller's certificate; gives its port."""
@@ -474,6 +485,12 @@ def test_a_signature_is_of_one_key_and_of_these_data(identities, data, more):
     assert not fleet.signed_by(zero.certificate, data + more, signature)
     assert not fleet.signed_by(zero.certificate, data, signature + more)
     assert not fleet.signed_by(zero.certificate, data, signature[:-1])
+
+
+def test_a_signature_is_ecdsa_over_sha256(identities):
+    public = certificates.load(identities[0].certificate).public_key()
+    assert public.curve.name == "secp256r1"
+    public.verify(fleet.sign(identities[0].key, b"data"), b"data", ec.ECDSA(hashes.SHA256()))
 
 
 @given(signature=st.binary(max_size=80), certificate=st.one_of(st.binary(), st.text()))
