@@ -55,16 +55,31 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     dealt = deal(config, None, device)
     module = build_model(config, dealt[0].shape, dealt[0].classes)
     rules = member.fleet.peers
-    who = Self(agent, member.fleet.name, partial(fleets.sign, member.identity.key), partial(_signed, member))
     times = Rules(rules.deadline, rules.silence, rules.meet)
     with computing(device), seeded(config.seed, "trial", device):
-        setup, state = assemble(config, module, dealt, device, partial(Peers, me=who, rules=times))
+        setup, state = assemble(config, module, dealt, device, partial(Peers, me=who(member), rules=times))
     if setup.train.running == "stacked" and config.train.running == "auto":
         setup = setup._replace(running="loop")
     book = _book(folder, config, setup, agent, again)
     archive = _archive(setup, state, config, book.folder / "charts", member, again)
     with computing(device), seeded(config.seed, f"dropout/{agent}", device):
         return _Part(setup, state, archive, book, member, on_event).run()
+
+
+def who(member: Member) -> Self:
+    """Who this agent is, and how it signs and checks what others signed."""
+    sign, check = partial(fleets.sign, member.identity.key), partial(_signed, member)
+    return Self(member.identity.agent, member.fleet.name, sign, check)
+
+
+def connected(member: Member, box: Mailbox) -> Links:
+    """Links that fill this mailbox."""
+    fleet, me = member.fleet, member.identity
+    names = partial(fleets.name_of, fleet.name), partial(fleets.agent_of, fleet.name)
+    keys = Keys(me.key, me.certificate, me.authority, *names)
+    places = {number: place.address for number, place in enumerate(fleet.places)} | member.settings.reach
+    listener = Listener(box.heard, box.link_changed, box.admits)
+    return Links(me.agent, keys, places, member.listen, listener, box.most, box.ahead)
 
 
 def _own(member: Member) -> RunConfig:
@@ -104,7 +119,7 @@ def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, again: bool
 def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member: Member, again: bool) -> Archive:
     """The charts that this agent holds on disk, checked like those that arrive."""
     begin = {**state.parameters, **{f"{n}/{name}": v for n, head in enumerate(setup.heads) for name, v in head.items()}}
-    start = hashlib.sha256(f"{member.fleet.name} {config.digest()} {digest(begin)}".encode()).digest()
+    start = hashlib.sha256(f"{member.fleet.name} {config.digest()} {config.seed} {digest(begin)}".encode()).digest()
     archive = Archive(start, {f"weights/{name}" for name in setup.survey.head})
     for number in range(0 if again else len(setup.tasks)):
         try:
@@ -155,7 +170,7 @@ class _Part:
         finished = False
         self._begin()
         try:
-            self.peers.box.open(self.archive, _most(self.setup, self.first), self._connect)
+            self.peers.box.open(self.archive, _most(self.setup, self.first), partial(connected, self.member))
             self.peers.meet()
             self._train()
             self.peers.linger()
@@ -178,20 +193,6 @@ class _Part:
         about = {"edges": topology.edges, "contraction": topology.contraction, "digest": self.book.config.digest()}
         ways = {"exchange": "peers", "fleet": self.member.fleet.name, "running": self.setup.running}
         self.book.fact({"kind": "run", **self.book.labels, **about, **ways})
-
-    def _connect(self, box: Mailbox) -> Links:
-        fleet, me = self.member.fleet, self.member.identity
-        keys = Keys(
-            me.key,
-            me.certificate,
-            me.authority,
-            partial(fleets.name_of, fleet.name),
-            partial(fleets.agent_of, fleet.name),
-        )
-        places = {number: place.address for number, place in enumerate(fleet.places)}
-        places |= self.member.settings.reach
-        listener = Listener(box.heard, box.link_changed, box.admits)
-        return Links(me.agent, keys, places, self.member.listen, listener, box.most, box.ahead)
 
     def _train(self) -> None:
         """The loop, taken up again wherever the others are when they went on without us."""

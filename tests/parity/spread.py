@@ -33,6 +33,8 @@ CASES: dict[str, Mapping[str, Any]] = {
     "random": {"agents": 5, "topology": {"name": "erdos-renyi", "edge_probability": 0.6}, **METHODS["one"]},
     "one way": {"agents": 5, "topology": {"name": "graph", "edges": ONE_WAY}, **METHODS["ewc"]},
     "combine": {"agents": 5, "topology": "ring", "train": {"order": "adapt-then-combine", "momentum": 0.5}},
+    "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
+    "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
 }
 

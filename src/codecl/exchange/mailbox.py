@@ -77,6 +77,7 @@ class Mailbox:
         self.sums: dict[tuple[int, int, int, int], Tensors] = {}  # task, root, number, child
         self.late: tuple[int, int] | None = None  # where a hearer was that we came too late for
         self.live: set[int] = set()  # neighbours that are waited for
+        self.met = False  # whether the start is over
         self.members = Members(agents, me.agent, rules.silence if rules.deadline else float("inf"))
         self.dead: frozenset[int] = frozenset()
         self.notes: deque[dict[str, Any]] = deque()  # for the record: changes in membership
@@ -279,7 +280,7 @@ class Mailbox:
         kept.setdefault(frame.at, Row(row_D, frame.header.hears, frame.header.chart))
         if len(kept) > self.ahead:
             del kept[min(kept)]
-        if peer not in self.live and peer not in self.dead and peer in self.weights:
+        if self.met and peer not in self.live and peer not in self.dead and peer in self.weights:
             self.live.add(peer)
             self.note("back", peer)
 
@@ -288,6 +289,8 @@ class Mailbox:
             self.sums[frame.header.task, frame.header.root, frame.header.number, peer] = frame.tensors
 
     def _wanted(self, peer: int, frame: Frame) -> None:
+        if list(frame.header.history)[:1] != [self.archive.start]:
+            raise BadFrame("it started from another config, seed, code or initial weights")
         for chart in self.archive.lacks(list(frame.header.history)):
             self.hand(peer, chart)
         if frame.header.number and self._last is not None and self.archive.ids == list(frame.header.history):

@@ -240,7 +240,7 @@ class Peers:
                 if not box.members.unheard and box.links.up >= box.neighbours:
                     break
                 box.changed.wait(TICK_S)
-            box.live = set(box.weights) & box.links.up
+            box.live, box.met = set(box.weights) & box.links.up, True
             for agent in sorted(box.neighbours - box.links.up):
                 box.note("absent", agent, f"not met within {box.rules.meet:g} s")
             box.members.start()
