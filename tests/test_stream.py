@@ -52,6 +52,49 @@ def test_an_epoch_is_full_batches_of_a_fresh_shuffle(images, agents, batch, epoc
     assert torch.equal(again.images_AB, batches[0].images_AB)
 
 
+def stepped(images, agents, steps, seed=0, augment="none"):
+    config = StreamConfig(steps=steps, augment=augment)
+    task = coloured(images) if augment != "none" else numbered(images)
+    return TaskData(0, task, agents, seed, torch.float64, CPU, config)
+
+
+@given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
+def test_stated_steps_take_each_image_of_a_shard_equally_often(images, agents, batch, steps, epoch):
+    data = stepped(images, agents, steps)
+    assert data.steps(batch) == steps
+    picks = data.picks(epoch, range(agents), batch)
+    assert picks.shape == (steps, agents, batch, 1)
+    for agent, shard in enumerate(data.shards):
+        seen, size = picks[:, agent].flatten(), len(shard)
+        counts = [int((seen == image).sum()) for image in shard]
+        assert sum(counts) == steps * batch
+        assert set(counts) <= {steps * batch // size, -(-steps * batch // size)}
+        rounds = seen.split(size)
+        assert all(len(set(part.tolist())) == len(part) for part in rounds)  # one shuffle after another
+    assert torch.equal(picks, stepped(images, agents, steps).picks(epoch, range(agents), batch))
+    assert torch.equal(picks[:, -1:], data.picks(epoch, [agents - 1], batch))
+
+
+@given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 10), st.sampled_from(["none", "crop-flip"]))
+def test_stated_steps_that_need_no_repetition_change_nothing(images, agents, batch, augment):
+    if batch > images // agents:
+        return
+    plain = stepped(images, agents, None, augment=augment)
+    most = plain.steps(batch)
+    assert torch.equal(
+        stepped(images, agents, most, augment=augment).picks(1, range(agents), batch),
+        plain.picks(1, range(agents), batch),
+    )
+    fewer = stepped(images, agents, 1, augment=augment).picks(1, range(agents), batch)
+    assert torch.equal(fewer[..., 0], plain.picks(1, range(agents), batch)[:1, ..., 0])
+
+
+def test_each_round_through_a_shard_is_another_shuffle():
+    first, second = stepped(40, 1, 2).picks(0, [0], 40)[:, 0, :, 0].tolist()
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert first != second
+
+
 def test_epochs_agents_and_seeds_shuffle_differently():
     def first(seed, epoch):
         return next(iter(dealt(400, 2, seed).epoch(epoch, range(2), 50))).images_AB.tolist()

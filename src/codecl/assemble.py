@@ -60,10 +60,11 @@ def _processors() -> int:
         return allowed
 
 
-def tasks_of(config: RunConfig) -> list[Task]:
-    """The tasks of the stream that a config names."""
+def tasks_of(config: RunConfig, alone: bool = False) -> list[Task]:
+    """The tasks of the stream that a config names. `alone`: for one agent, which may have data of its own."""
+    _check_alone(config, alone)
     try:
-        tasks = streams.named(config.data.stream)()
+        tasks = streams.named(config.data.stream, Path(config.data.mine).expanduser() if config.data.mine else None)()
     except CodeclError:
         raise
     except Exception as error:  # a user's function may raise anything
@@ -73,11 +74,20 @@ def tasks_of(config: RunConfig) -> list[Task]:
     return _first(tasks, config)
 
 
+def _check_alone(config: RunConfig, alone: bool) -> None:
+    if config.data.mine is not None and not alone:
+        raise ConfigError(
+            f"data.mine: {config.data.mine!r} is the data of one agent, but this run holds {config.agents}; leave it"
+            " out, or start each agent by itself with `codecl agent`"
+        )
+
+
 def _first(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
-    """So many as the config wants."""
+    """So many as the config wants, scaled as it says."""
     if config.data.tasks is not None and config.data.tasks > len(tasks):
         raise ConfigError(f"data.tasks: {config.data.tasks} is more than the {len(tasks)} tasks of the stream")
-    return list(tasks)[: config.data.tasks]
+    first, (mean, std) = list(tasks)[: config.data.tasks], (config.data.mean, config.data.std)
+    return [task._replace(mean=mean, std=std) for task in first] if mean else first
 
 
 def check(config: RunConfig) -> None:
@@ -87,9 +97,11 @@ def check(config: RunConfig) -> None:
     assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, cpu)
 
 
-def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device) -> list[TaskData]:
-    """The tasks of a config on the device, checked, with a shard for each agent."""
-    source = _first(tasks, config) if tasks is not None else tasks_of(config)
+def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False) -> list[TaskData]:
+    """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent of them; with
+    data of its own, that is its shard, whichever number it has."""
+    _check_alone(config, alone)
+    source = _first(tasks, config) if tasks is not None else tasks_of(config, alone)
     dtype = getattr(torch, config.dtype)
     how = (config.agents, config.seed, dtype, device, config.data)
     dealt = [TaskData(index, task, *how) for index, task in enumerate(source)]
@@ -142,6 +154,7 @@ def assemble(
         running="stacked" if config.train.running == "auto" else config.train.running,
     )
     start = State(values, (), {})
+    _check_growth(setup)
     _check_tasks(setup, start, device)
     return setup, start
 
@@ -157,6 +170,12 @@ def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Paramet
         drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
         out[name] = drawn.to(value)
     return out
+
+
+def _check_growth(setup: Setup) -> None:
+    """Every agent whose images are known here has enough of every task to grow from, where the method grows."""
+    for data in setup.tasks if setup.method.grows else ():
+        setup.growth.check(data.name, min(map(len, data.shards)))
 
 
 def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
@@ -183,9 +202,11 @@ def _buffers(module: nn.Module) -> dict[str, str]:
 def _try(setup: Setup, trial: nn.Module, data: TaskData, parameters: Parameters) -> None:
     """A batch of each size that will come: for training, for the test, for growth."""
     growing = setup.growth.by_layer(setup.survey.layers, setup.growth.sharing(setup.topology.agents))
-    tested = min(setup.train.test_batch, len(data.test[1]))
-    for training, count in ((True, setup.train.batch), (False, tested), (False, max(growing.values(), default=2))):
-        out = logits(trial.train(training), data.prepare(data.train[0][:count]), parameters)
+    tested, grown = min(setup.train.test_batch, len(data.test[1])), max(growing.values(), default=2)
+    images = data.train[0]
+    repeated = torch.arange(setup.train.batch, device=images.device) % len(images)  # a batch may be larger than a shard
+    for training, some in ((True, images[repeated]), (False, images[:tested]), (False, images[:grown])):
+        out = logits(trial.train(training), data.prepare(some), parameters)
         if out.shape[1] < data.classes:
             raise ConfigError(
                 f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"

@@ -101,8 +101,9 @@ class RunConfig(BaseModel):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that decide a run's numbers, as plain values: not how often it saves itself."""
-        return self.model_dump(mode="json", exclude={"checkpoint"})
+        """The fields that decide a run, the same at every agent, as plain values: not how often it saves itself, nor
+        where an agent's own data is."""
+        return self.model_dump(mode="json", exclude={"checkpoint": True, "data": {"mine"}})
 
     def dump(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -154,12 +155,13 @@ def validate(fields: Fields) -> RunConfig:
     """The config with these fields, every option of its method filled in; ConfigError names the first that is off."""
     config = parse(fields)
     config.model.check()
+    streams.check_own(config.data)
     options = config.method.build().model_dump(mode="json")
     owned = {
         "method": source_digest("method", METHODS, config.method.name),
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
-        "data": stream_digest(config.data.stream),
+        "data": stream_digest(config.data),
     }
     return config.model_copy(
         update={
@@ -170,10 +172,10 @@ def validate(fields: Fields) -> RunConfig:
     )
 
 
-def stream_digest(stream: str) -> str | None:
-    """Of the code and the files behind a stream, or behind each of several."""
-    codes = [source_digest("data.stream", STREAMS, part) for part in stream.split(streams.PLUS)]
-    found = [code for code in (*codes, streams.digest(stream)) if code]
+def stream_digest(data: StreamConfig) -> str | None:
+    """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
+    codes = [source_digest("data.stream", STREAMS, part) for part in data.stream.split(streams.PLUS)]
+    found = [code for code in (*codes, None if data.mine else streams.digest(data.stream)) if code]
     if len(found) > 1:
         return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]
     return found[0] if found else None

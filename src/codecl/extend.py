@@ -22,7 +22,7 @@ def extended(old: RunConfig, task: str) -> RunConfig:
         raise ConfigError(
             "RUN: was made by codecl.fit with data of your own; give all tasks to codecl.fit(…, after=RUN)"
         )
-    if stream_digest(old.data.stream) != old.sources.get("data"):
+    if stream_digest(old.data) != old.sources.get("data"):
         raise DataError(f"data.stream: files behind {old.data.stream} are missing, or not those of the run any more")
     learned, there = old.data.tasks, len(streams.named(old.data.stream)())
     if task == NEXT and (learned is None or learned >= there):

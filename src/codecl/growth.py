@@ -32,6 +32,9 @@ class GrowthConfig(BaseModel):
         125, description="images to look at: one number above 0, or one for each layer in order"
     )
     subspace_from: Literal["one", "all"] = Field("one", description="whose images: the chosen agent's, or everyone's")
+    least_images: int = Field(
+        1, ge=1, description="an agent with fewer images of a task is refused: a basis grown from a few shows them"
+    )
 
     def at(self, task: int) -> float:
         """ε of this task (counted from 0)."""
@@ -40,6 +43,17 @@ class GrowthConfig(BaseModel):
     def sharing(self, agents: int) -> int:
         """How many agents share the work of looking."""
         return agents if self.subspace_from == "all" else 1
+
+    def check(self, task: str, images: int) -> None:
+        """Refuse to grow from a shard of so few images of a task.
+
+        The basis goes to everyone, and what it leaves out is spanned by the inputs that it was grown from: grown from
+        a handful of images, it shows them to the others."""
+        if images < self.least_images:
+            raise ConfigError(
+                f"growth.least_images: an agent has {images} images of task {task!r}, fewer than {self.least_images};"
+                " give it more, or lower growth.least_images"
+            )
 
     def by_layer(self, layers: Sequence[Layer], shared_by: int) -> dict[Layer, int]:
         """How many images of an agent each layer looks at, when so many agents share the work."""

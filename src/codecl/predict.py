@@ -11,8 +11,8 @@ from codecl import norms, record
 from codecl.api import load
 from codecl.data.readers.pictures import CHANNELS, decode, pixels
 from codecl.errors import ConfigError, DataError
+from codecl.images import prepared, scale_of
 from codecl.registry import near
-from codecl.stream import prepared, scale_of
 from codecl.streams import shaped
 
 

@@ -5,22 +5,24 @@ where it is varied also the crop's corner (2) and whether it is mirrored.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codecl import crops
 from codecl import shards as dealing
 from codecl.errors import ConfigError, DataError
+from codecl.images import Images, check_classes, checked, prepared, scale_of
 from codecl.registry import reason
 from codecl.seeding import spawn
 
-Images = tuple[Tensor, Tensor]  # images, labels
 Augment = Literal["none", "crop-flip"]
 Surround = Literal["black", "mean"]
+Mean = Annotated[float, Field(allow_inf_nan=False)]
+Std = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StreamConfig(BaseModel):
@@ -39,11 +41,39 @@ class StreamConfig(BaseModel):
         0, ge=0, lt=1, description="part of the training images that is held out and scored instead of the test images"
     )
     digest: str | None = Field(None, description="of the caller's own tensors, one a task")
+    mean: tuple[Mean, ...] = Field(
+        (), description="by channel, of values from 0 to 1; empty: the stream's, or measured"
+    )
+    std: tuple[Std, ...] = Field((), validate_default=True, description="by channel, as many as data.mean has")
+    steps: int | None = Field(
+        None,
+        gt=0,
+        description="steps of an epoch, the same for every agent; null: as many full batches as the smallest shard has",
+    )
+    mine: str | None = Field(
+        None,
+        description="a data set file, or a folder of data set files, of this agent alone; needs data.steps, and mean,"
+        " std and classes that are stated: measured ones would tell of the images, and differ between agents",
+    )
 
     @field_validator("shards")
     @classmethod
     def _known(cls, value: str) -> str:
         dealing.parse(value)
+        return value
+
+    @field_validator("std")
+    @classmethod
+    def _both(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if len(value) != len(info.data.get("mean", value)):
+            raise ValueError("data.mean and data.std should have as many numbers, one a channel")
+        return value
+
+    @field_validator("mine")
+    @classmethod
+    def _counted(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("steps", 1) is None:
+            raise ValueError("agents do not know each other's number of images; say how many steps: data.steps=50")
         return value
 
 
@@ -85,24 +115,34 @@ class TaskData:
         if not isinstance(task.classes, int) or task.classes < 1:
             raise ConfigError(f"task {self.name!r}: classes is {task.classes!r}; it should be a whole number above 0")
         if config.validation:
-            part = _checked(self.name, "training", tensors(task.train), task.classes, torch.device("cpu"))
+            part = checked(self.name, "training", tensors(task.train), task.classes, torch.device("cpu"))
             task = validating(task._replace(train=part, name=self.name), config.validation, seed, index)
         self.task, self.agents, self.seed, self.dtype, self.augment = task, agents, seed, dtype, config.augment
-        self.train = _checked(self.name, "training", tensors(task.train), task.classes, device)
-        self.test = _checked(self.name, "test", tensors(task.test), task.classes, device)
+        self._steps = config.steps
+        self.train = checked(self.name, "training", tensors(task.train), task.classes, device)
+        self.test = checked(self.name, "test", tensors(task.test), task.classes, device)
         if task.labels and len(task.labels) != task.classes:
             raise ConfigError(f"task {self.name!r}: {len(task.labels)} labels for {task.classes} classes")
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
             shapes = [list(part[0].shape[1:]) for part in (self.train, self.test)]
             raise DataError(f"task {self.name!r}: training images are {shapes[0]}, test images {shapes[1]}")
         self.scale = scale_of(self.name, (task.mean, task.std), self.train[0], dtype)
-        images = len(self.train[1])
-        if images < agents:
-            raise ConfigError(f"agents: {agents} is more than the {images} training images of task {self.name!r}")
-        self.shards = dealing.deal(config.shards, self.train[1], agents, seed, index)
+        self.shards = self._own() if config.mine else self._dealt(config.shards)
         if self.augment != "none":
             colour = crops.seen_as_0(self.train[0], self.scale) if config.surround == "mean" else None
             self._windows = crops.windows(self.name, self.train[0], colour)
+
+    def _dealt(self, how: str) -> dealing.Shards:
+        """A shard of the common images for each agent."""
+        images = len(self.train[1])
+        check_classes(self.name, self.train[1], self.classes)
+        if images < self.agents:
+            raise ConfigError(f"agents: {self.agents} is more than the {images} training images of task {self.name!r}")
+        return dealing.deal(how, self.train[1], self.agents, self.seed, self.index)
+
+    def _own(self) -> dealing.Shards:
+        """All images, whichever number the one agent here has: the others' are elsewhere. It may lack classes."""
+        return (torch.arange(len(self.train[1])),) * self.agents
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,17 +163,20 @@ class TaskData:
         }
 
     def steps(self, batch: int) -> int:
-        """Steps of an epoch: ⌊shard / batch⌋, the same for every agent."""
+        """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋."""
+        if self._steps is not None:
+            return self._steps
         shard = min(map(len, self.shards))
         if batch > shard:
             raise ConfigError(
                 f"train.batch: {batch} is more than the {shard} images that an agent has of task {self.name!r};"
-                f" use a batch of at most {shard} or fewer agents"
+                f" use a batch of at most {shard}, fewer agents or data.steps"
             )
         return shard // batch
 
     def picks(self, epoch: int, agents: Sequence[int], batch: int) -> Tensor:
-        """[S, A, B, K] on the CPU: the images of each step, full batches of a fresh shuffle of each agent's shard."""
+        """[S, A, B, K] on the CPU: the images of each step, full batches of a fresh shuffle of each agent's shard;
+        where it is too small, of one shuffle after another."""
         steps = self.steps(batch)
         rows = [self._picks(agent, epoch, steps * batch).view(steps, batch, -1) for agent in agents]
         return torch.stack(rows, 1)
@@ -178,7 +221,8 @@ class TaskData:
 
     def _picks(self, agent: int, epoch: int, count: int) -> Tensor:
         shard, path = self.shards[agent], (agent, self.index, epoch)
-        order = torch.randperm(len(shard), generator=spawn(self.seed, "shuffle", *path))
+        generator, rounds = spawn(self.seed, "shuffle", *path), max(1, -(-count // len(shard)))
+        order = torch.cat([torch.randperm(len(shard), generator=generator) for _ in range(rounds)])
         which = shard[order[:count], None]
         if self.augment == "none":
             return which
@@ -229,58 +273,3 @@ def tensors(source: Images | Dataset[Any]) -> Images:
         raise DataError(
             f"a task's data is not (images, labels) nor a data set of such pairs: {reason(error)}"
         ) from error
-
-
-def _checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
-    """The tensors on the device, with counts and labels that fit."""
-    images, labels = data
-    if labels.ndim != 1:
-        raise DataError(
-            f"task {task!r}: {split} labels have shape {list(labels.shape)}; it should be one number an image"
-        )
-    if len(images) != len(labels) or not len(labels):
-        raise DataError(f"task {task!r}: {len(images)} {split} images but {len(labels)} labels")
-    if labels.is_floating_point() and bool((labels != labels.round()).any()):
-        raise DataError(f"task {task!r}: {split} labels are not whole numbers")
-    labels = labels.long()
-    outside = labels[(labels < 0) | (labels >= classes)]
-    if len(outside):
-        raise DataError(
-            f"task {task!r}: {split} label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)"
-        )
-    empty = (torch.bincount(labels, minlength=classes) == 0).nonzero().flatten().tolist()
-    if empty and split == "training":
-        raise DataError(f"task {task!r}: class {empty[0]} has no {split} images")
-    if images.is_floating_point() and not bool(images.isfinite().all()):
-        raise DataError(f"task {task!r}: the {split} images hold NaN or infinity")
-    return images.to(device), labels.to(device)
-
-
-Numbers = Sequence[float]
-
-
-def scale_of(name: str, given: tuple[Numbers, Numbers], images: Tensor, dtype: torch.dtype) -> Images | None:
-    """(factor, summand) that turn stored values into what the model sees, shaped to fit the images; `given`: mean and
-    std by channel."""
-    mean, std = (torch.as_tensor(part, dtype=dtype, device=images.device).flatten() for part in given)
-    if not len(mean) and not len(std):
-        return None
-    channels = images.shape[1] if images.ndim > 1 else 1
-    fits = len(mean) == len(std) and len(mean) in (1, channels) and bool(mean.isfinite().all())
-    if not fits or not bool((std > 0).all()):
-        raise DataError(
-            f"task {name!r}: mean {mean.tolist()} and std {std.tolist()} do not fit {channels} channels (a number for"
-            " each, std above 0)"
-        )
-    shape, largest = (-1, *(1 for _ in images.shape[2:])), 255 if images.dtype == torch.uint8 else 1
-    return (1 / (largest * std)).view(shape), (-mean / std).view(shape)
-
-
-def prepared(images: Tensor, scale: Images | None, dtype: torch.dtype) -> Tensor:
-    """Stored images -> what the model sees."""
-    if not images.is_floating_point() and images.dtype != torch.uint8:
-        return images
-    values = images.to(dtype)
-    if scale is None:
-        return values / 255 if images.dtype == torch.uint8 else values
-    return torch.addcmul(scale[1], values, scale[0])

@@ -3,6 +3,8 @@
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,12 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from codecl.data import embedded, files, store
+from codecl.data.catalogue import CATALOGUE
 from codecl.data.labels import LABELS
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, DataError
+from codecl.images import Images
 from codecl.registry import lookup
-from codecl.stream import Images, Task
+from codecl.stream import StreamConfig, Task
 
-Stream = Callable[[], list[Task]]
+Stream = Callable[..., list[Task]]  # no arguments; `at` for those of data set files
+Place = Path | None  # where data set files are: a folder, one file, or the data folder
 
 
 def quickstart() -> list[Task]:
@@ -42,15 +47,29 @@ class Scale(NamedTuple):
     std: tuple[float, ...]
 
 
-def split(name: str, classes: int | None, scale: Scale | None = None) -> list[Task]:
-    """A data set file cut into tasks of so many classes, in the order of their labels; None: one task of all."""
-    train, test = files.load(name)
-    count = int(train[1].max()) + 1
-    classes = classes or count
+class Cut(NamedTuple):
+    """A data set file cut into tasks of so many classes, in the order of their labels."""
+
+    name: str
+    classes: int | None = None  # a task; None: all of them in one
+    total: int | None = None  # classes in all; None: those that the training labels show
+
+    def known(self) -> int | None:
+        """Classes in all, without a look at the images."""
+        return self.total or (CATALOGUE[self.name].classes if self.name in CATALOGUE else None)
+
+
+def split(cut: Cut, scale: Scale | None = None, at: Place = None) -> list[Task]:
+    """The tasks of a cut. Own images, `at` another place, need not show every class."""
+    name, (train, test) = cut.name, files.load(cut.name, at)
+    count = (cut.known() if at else cut.total) or int(train[1].max()) + 1
+    if at or cut.total:
+        _check_labels(store.path_of(name, at), torch.cat([train[1], test[1]]), count)
+    classes = cut.classes or count
     if count % classes:
         raise ConfigError(f"data.stream: the {count} classes of {name!r} cannot be cut into tasks of {classes}")
     mean, std = scale or measured(train[0])
-    known, tasks = LABELS.get(name) or store.class_names(name), []
+    known, tasks = LABELS.get(name) or store.class_names(name, at), []
     names = known if len(known) >= count else tuple(map(str, range(count)))
     for first in range(0, count, classes):
         after = first + classes
@@ -64,6 +83,12 @@ def split(name: str, classes: int | None, scale: Scale | None = None) -> list[Ta
     return tasks
 
 
+def _check_labels(path: Path, labels: Tensor, classes: int) -> None:
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(f"{path}: label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)")
+
+
 def measured(images: Tensor) -> Scale:
     """Of these images; some at a time, since as numbers they take eight times the room."""
     parts = (part.double() / 255 for part in images.split(1000))
@@ -72,14 +97,14 @@ def measured(images: Tensor) -> Scale:
     return Scale(tuple(mean.tolist()), tuple((square - mean**2).clamp(min=1e-6).sqrt().tolist()))
 
 
-def split_cifar100() -> list[Task]:
+def split_cifar100(at: Place = None) -> list[Task]:
     """Ten tasks of ten classes."""
-    return split("cifar100", 10, Scale((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)))
+    return split(Cut("cifar100", 10), Scale((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)), at)
 
 
-def split_miniimagenet() -> list[Task]:
+def split_miniimagenet(at: Place = None) -> list[Task]:
     """Twenty tasks of five classes, 84×84."""
-    return split("miniimagenet", 5, Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return split(Cut("miniimagenet", 5), Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), at)
 
 
 FIVE = {  # in this order
@@ -91,11 +116,11 @@ FIVE = {  # in this order
 }
 
 
-def five_datasets() -> list[Task]:
+def five_datasets(at: Place = None) -> list[Task]:
     """Five data sets of ten classes, a task each, all as 3×32×32."""
     tasks = []
     for name, (mean, std) in FIVE.items():
-        (images, labels), (held, truth) = files.load(name)
+        (images, labels), (held, truth) = files.load(name, at)
         original = tuple(images.shape[1:])
         train, test = (shaped(part, (3, 32, 32)) for part in (images, held))
         tasks.append(Task((train, labels), (test, truth), 10, name, mean, std, LABELS[name], original))
@@ -128,35 +153,68 @@ CUT_FROM = {  # the data set files behind a stream
 PLUS = " + "  # between streams that come one after another
 
 
-def named(stream: str) -> Stream:
-    """A stream of the table, `split(name, classes)` or `whole(name)` of any data set file, a user's own; or several of
-    them, one after another, with + between."""
+def named(stream: str, at: Place = None) -> Stream:
+    """A stream of the table, `split(name, classes)` or `whole(name)` of any data set file (classes in all may stand
+    behind), a user's own; or several of them, one after another, with + between. `at`: where its files are."""
     parts = stream.split(PLUS)
     if len(parts) > 1:
-        return lambda: [task for part in parts for task in named(part)()]
-    name, classes = _cut_from(stream)
-    if name:
-        return lambda: split(name, classes)
+        return lambda: [task for part in parts for task in named(part, at)()]
+    cut = _cut_from(stream)
+    if cut:
+        return partial(split, cut, at=at)
     found: Stream = lookup("data.stream", STREAMS, stream)
-    return found
+    return partial(found, at=at) if stream in CUT_FROM else found
+
+
+def data_sets(stream: str) -> list[str]:
+    """The names of the data set files that a stream is cut from."""
+    names: list[str] = []
+    for part in stream.split(PLUS):
+        cut = _cut_from(part)
+        names += [cut.name] if cut else CUT_FROM.get(part, ())
+    return names
 
 
 def digest(stream: str) -> str | None:
     """Of the data set files that a stream is cut from: another file is another run. None where one is missing."""
-    names: list[str] = []
-    for part in stream.split(PLUS):
-        own, _ = _cut_from(part)
-        names += [own] if own else CUT_FROM.get(part, ())
-    found = [files.digest(name) for name in names]
+    found = [files.digest(name) for name in data_sets(stream)]
     known = [part for part in found if part]
     if not found or len(known) != len(found):
         return None
     return known[0] if len(known) == 1 else hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
 
 
-def _cut_from(stream: str) -> tuple[str, int | None]:
-    """The data set and the classes a task (None: all of them in one) of `split(…)` and `whole(…)`; else no name."""
-    found = re.fullmatch(r"(?:split\(\s*([\w-]+)\s*,\s*([1-9]\d*)\s*\)|whole\(\s*([\w-]+)\s*\))", stream.strip())
-    if not found:
-        return "", None
-    return (found[1], int(found[2])) if found[1] else (found[3], None)
+def check_own(config: StreamConfig) -> None:
+    """Refuse `data.mine` where agents that see their own images only would not have the same tasks and scale."""
+    if config.mine is None:
+        return
+    stream, names = config.stream, sorted(set(data_sets(config.stream)))
+    for part in stream.split(PLUS):
+        cut = _cut_from(part)
+        if not cut and part not in CUT_FROM:
+            raise ConfigError(
+                f"data.mine: data.stream {part!r} is not made of data set files; use {', '.join(CUT_FROM)},"
+                " split(NAME, K, N) or whole(NAME, N)"
+            )
+        if cut and not cut.known():
+            wanted = f"split({cut.name}, {cut.classes}, N)" if cut.classes else f"whole({cut.name}, N)"
+            raise ConfigError(f"data.mine: data.stream {part!r} leaves open how many classes there are; use {wanted}")
+        if cut and not config.mean:
+            raise ConfigError(
+                f"data.mine: the scale of {part!r} would be measured on this agent's images; state data.mean and"
+                " data.std, the same for every agent"
+            )
+    if len(names) > 1 and Path(config.mine).suffix == store.SUFFIX:
+        raise ConfigError(
+            f"data.mine: {config.mine!r} is one file, but data.stream needs {', '.join(names)}; give a folder of them"
+        )
+
+
+def _cut_from(stream: str) -> Cut | None:
+    """What `split(name, classes)`, `split(name, classes, in all)`, `whole(name)` and `whole(name, in all)` say."""
+    name, number = r"\s*([\w-]+)\s*", r",\s*([1-9]\d*)\s*"
+    if found := re.fullmatch(rf"split\({name}{number}(?:{number})?\)", stream.strip()):
+        return Cut(found[1], int(found[2]), int(found[3]) if found[3] else None)
+    if found := re.fullmatch(rf"whole\({name}(?:{number})?\)", stream.strip()):
+        return Cut(found[1], None, int(found[2]) if found[2] else None)
+    return None

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from codecl.data.store import PARTS, folder, missing
+from codecl.data.store import PARTS, folder, missing, path_of
 from codecl.errors import DataError
 
 __all__ = ["digest", "folder", "load"]
@@ -17,7 +17,7 @@ __all__ = ["digest", "folder", "load"]
 
 def digest(name: str) -> str | None:
     """Of the file's bytes; None where there is no such file."""
-    path = folder() / f"{name}.safetensors"
+    path = path_of(name)
     try:
         facts = path.stat()
         return _digest(path, facts.st_size, facts.st_mtime_ns)
@@ -31,11 +31,12 @@ def _digest(path: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def load(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """((training images, labels), (test images, labels)); images uint8 [n, channels, height, width]."""
-    path = folder() / f"{name}.safetensors"
+def load(name: str, at: Path | None = None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """((training images, labels), (test images, labels)); images uint8 [n, channels, height, width]. `at`: see
+    store.path_of."""
+    path = path_of(name, at)
     if not path.is_file():
-        raise missing(name)
+        raise missing(name, at)
     try:
         held = load_file(path)
     except (OSError, SafetensorError) as error:

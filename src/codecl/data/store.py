@@ -17,6 +17,7 @@ from codecl.data.catalogue import way_to
 from codecl.errors import DataError
 
 NAMES = "class_names"  # in the file's metadata
+SUFFIX = ".safetensors"
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 Array = NDArray[Any]
 Split = tuple[Array, Array]  # images and labels
@@ -43,8 +44,9 @@ def folder() -> Path:
     return Path(os.environ["CODECL_DATA"]) if os.environ.get("CODECL_DATA") else cache_folder()
 
 
-def path_of(name: str) -> Path:
-    return folder() / f"{name}.safetensors"
+def path_of(name: str, at: Path | None = None) -> Path:
+    """The file of a data set: in the data folder, or `at` another, or the very file that `at` names."""
+    return at if at is not None and at.suffix == SUFFIX else (at or folder()) / f"{name}{SUFFIX}"
 
 
 def names() -> list[str]:
@@ -52,7 +54,12 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.safetensors") if not path.name.startswith("."))
 
 
-def missing(name: str) -> DataError:
+def missing(name: str, at: Path | None = None) -> DataError:
+    if at is not None:
+        return DataError(
+            f"data.mine: there is no {path_of(name, at)}, this agent's data set {name!r}; `codecl data add {name} PATH`"
+            " makes such a file of what you have"
+        )
     return DataError(
         f"data set {name!r}: there is no {path_of(name)}; {way_to(name)}, or set CODECL_DATA to the folder that has it"
     )
@@ -79,12 +86,12 @@ def read_file(path: Path) -> ImageSet:
         raise DataError(f"{path} cannot be read ({error})") from error
 
 
-def class_names(name: str) -> tuple[str, ...]:
+def class_names(name: str, at: Path | None = None) -> tuple[str, ...]:
     """What the classes of a data set file are called; empty where it does not say."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path_of(name), framework="np") as held:
+        with safe_open(path_of(name, at), framework="np") as held:
             return _names(held.metadata())
     except (OSError, SafetensorError):
         return ()

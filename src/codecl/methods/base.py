@@ -50,6 +50,7 @@ class Method(BaseModel, ABC):
     """A frozen record whose fields are the method's options, with four verbs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.least_images of them
     each_task_alone: ClassVar[bool] = False  # scored right after each task: an upper bound, not continual learning
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """CoDeC: training and messages live in the coordinates of the free space (Algorithm 1, in coordinates)."""
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from codecl.methods.subspace import grown
 
 class Codec(Method):
     """CoDeC: learn in the free space that earlier tasks left, send its coordinates only."""
+
+    grows: ClassVar[bool] = True
 
     def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
         return bases_of(memory, layers)

@@ -1,6 +1,7 @@
 """CoDeC with full communication: the gradient is projected, messages are whole weights. The paper's own baseline."""
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ Charts = Sequence[tuple[int, charts.Chart | None]]  # of each slot: its size, an
 
 class CodecFull(Method):
     """CoDeC without compression: project every gradient, send whole weights."""
+
+    grows: ClassVar[bool] = True
 
     def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
         return {}

@@ -21,6 +21,7 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
 
     def moments(agent: int) -> growth.Moments:
         parameters = end.layout.parameters(end.coords_AD[end.here[agent]])
+        end.growth.check(end.data.name, len(end.data.shards[agent]))
         sample = end.data.sample(agent, max(images.values()))
         with normalising(end.module, end.norms):  # as old tasks are evaluated
             return growth.moments(end.module, parameters, sample, images, bases)

@@ -10,8 +10,8 @@ from codecl.errors import CodeclError
 from codecl.methods import METHODS
 from codecl.record import read_config
 
-# in columns of their own, or longer than words can be
-LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topology.edges", "sources")
+# in columns of their own, longer than words can be, or an agent's own
+LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topology.edges", "data.mine", "sources")
 
 
 def variant(folder: Path, run: Mapping[str, Any]) -> str:

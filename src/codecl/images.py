@@ -1,0 +1,67 @@
+"""Images and labels as tensors: checked, and scaled to what a model sees."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from codecl.errors import DataError
+
+Images = tuple[Tensor, Tensor]  # images, labels
+Numbers = Sequence[float]
+
+
+def checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
+    """The tensors on the device, with counts and labels that fit."""
+    images, labels = data
+    if labels.ndim != 1:
+        raise DataError(
+            f"task {task!r}: {split} labels have shape {list(labels.shape)}; it should be one number an image"
+        )
+    if len(images) != len(labels) or not len(labels):
+        raise DataError(f"task {task!r}: {len(images)} {split} images but {len(labels)} labels")
+    if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        raise DataError(f"task {task!r}: {split} labels are not whole numbers")
+    labels = labels.long()
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(
+            f"task {task!r}: {split} label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)"
+        )
+    if images.is_floating_point() and not bool(images.isfinite().all()):
+        raise DataError(f"task {task!r}: the {split} images hold NaN or infinity")
+    return images.to(device), labels.to(device)
+
+
+def check_classes(task: str, labels: Tensor, classes: int) -> None:
+    """Every class has training images."""
+    empty = (torch.bincount(labels, minlength=classes) == 0).nonzero().flatten().tolist()
+    if empty:
+        raise DataError(f"task {task!r}: class {empty[0]} has no training images")
+
+
+def scale_of(name: str, given: tuple[Numbers, Numbers], images: Tensor, dtype: torch.dtype) -> Images | None:
+    """(factor, summand) that turn stored values into what the model sees, shaped to fit the images; `given`: mean and
+    std by channel."""
+    mean, std = (torch.as_tensor(part, dtype=dtype, device=images.device).flatten() for part in given)
+    if not len(mean) and not len(std):
+        return None
+    channels = images.shape[1] if images.ndim > 1 else 1
+    fits = len(mean) == len(std) and len(mean) in (1, channels) and bool(mean.isfinite().all())
+    if not fits or not bool((std > 0).all()):
+        raise DataError(
+            f"task {name!r}: mean {mean.tolist()} and std {std.tolist()} do not fit {channels} channels (a number for"
+            " each, std above 0)"
+        )
+    shape, largest = (-1, *(1 for _ in images.shape[2:])), 255 if images.dtype == torch.uint8 else 1
+    return (1 / (largest * std)).view(shape), (-mean / std).view(shape)
+
+
+def prepared(images: Tensor, scale: Images | None, dtype: torch.dtype) -> Tensor:
+    """Stored images -> what the model sees."""
+    if not images.is_floating_point() and images.dtype != torch.uint8:
+        return images
+    values = images.to(dtype)
+    if scale is None:
+        return values / 255 if images.dtype == torch.uint8 else values
+    return torch.addcmul(scale[1], values, scale[0])
