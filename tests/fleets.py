@@ -86,11 +86,13 @@ class LocalFleet:
             path.write_text(yaml.safe_dump({**known, "reach": reach}))
         return wires
 
-    def start(self, agent: int, command: tuple[str, ...] = (*CODECL, "agent")) -> None:
+    command: tuple[str, ...] = (*CODECL, "agent")
+
+    def start(self, agent: int) -> None:
         log = (self.folder / f"{agent}.log").open("a")
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        args = [*command, str(self.files[agent]), "--out", str(self.folder / "runs")]
+        args = [*self.command, str(self.files[agent]), "--out", str(self.folder / "runs")]
         self.processes[agent] = subprocess.Popen(args, env=env, stdout=log, stderr=log, cwd=self.folder)
 
     def signal(self, agent: int, number: int) -> None:

@@ -52,7 +52,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     done = record.recorded(folder, config)
     if done is not None and not again:
         return Taken(done, folder)
-    dealt = deal(config, None, device)
+    dealt = deal(config, None, device, alone=True)
     module = build_model(config, dealt[0].shape, dealt[0].classes)
     rules = member.fleet.peers
     times = Rules(rules.deadline, rules.silence, rules.meet)
@@ -79,7 +79,7 @@ def connected(member: Member, box: Mailbox) -> Links:
     keys = Keys(me.key, me.certificate, me.authority, *names)
     places = {number: place.address for number, place in enumerate(fleet.places)} | member.settings.reach
     listener = Listener(box.heard, box.link_changed, box.admits)
-    return Links(me.agent, keys, places, member.listen, listener, box.most, box.ahead)
+    return Links(me.agent, keys, places, member.listen, listener, box.most, 2 * box.ahead)
 
 
 def _own(member: Member) -> RunConfig:
@@ -164,13 +164,15 @@ class _Part:
         self.setup, self.first, self.archive, self.book, self.member = setup, start, archive, book, member
         assert isinstance(setup.exchange, Peers)
         self.peers: Peers = setup.exchange
-        self.on_event, self.degraded, self.missed, self.written = on_event, bool(archive.charts), 0, len(archive.charts)
+        self.on_event, self.missed = on_event, 0
 
     def run(self) -> Taken:
         finished = False
         self._begin()
         try:
-            self.peers.box.open(self.archive, _most(self.setup, self.first), partial(connected, self.member))
+            self.peers.box.open(
+                self.archive, len(self.setup.tasks), _most(self.setup, self.first), partial(connected, self.member)
+            )
             self.peers.meet()
             self._train()
             self.peers.linger()
@@ -179,7 +181,7 @@ class _Part:
             if hasattr(self.peers.box, "links"):
                 self.peers.box.close()
             self._notes()
-            status: Status = "degraded" if self.degraded else "complete"
+            status: Status = "degraded" if self.peers.box.degraded else "complete"
             links = {str(peer): count for peer, count in sorted(self.peers.box.bytes.items())}
             self.book.fact({"kind": "links", "links": links, "missed": self.missed})
             results = self.book.close(status if finished else "partial")
@@ -188,7 +190,7 @@ class _Part:
     def _begin(self) -> None:
         topology = self.setup.topology
         if self.book.facts or self.archive.charts:
-            self.degraded = True
+            self.peers.box.degraded = True
             self.book.fact({"kind": "member", "agent": self.peers.me, "state": "restarted"})
         about = {"edges": topology.edges, "contraction": topology.contraction, "digest": self.book.config.digest()}
         ways = {"exchange": "peers", "fleet": self.member.fleet.name, "running": self.setup.running}
@@ -206,9 +208,9 @@ class _Part:
                 middle = self._rejoin()
 
     def _rejoin(self) -> Middle | None:
-        self.degraded = True
+        self.peers.box.degraded = True
         had = self.archive.ids
-        joined = self.peers.rejoin(self._rounds, len(self.setup.tasks))
+        joined = self.peers.rejoin(self._rounds)
         self._notes()
         if self.archive.ids != had:
             self._keep()
@@ -247,7 +249,7 @@ class _Part:
             missed, self.peers.missed = self.peers.missed, []
             fact["missed"] = spans(missed)
             self.missed += len(missed)
-            self.degraded |= bool(missed)
+            self.peers.box.degraded |= bool(missed)
             self.book.fact(fact)
         else:
             self.book.event(event)
@@ -260,7 +262,7 @@ class _Part:
         notes = self.peers.box.notes
         while notes:
             note = notes.popleft()
-            self.degraded |= note["state"] not in CLEAN
+            self.peers.box.degraded |= note["state"] not in CLEAN
             self.book.fact(note)
 
     def _keep(self) -> None:

@@ -24,7 +24,7 @@ def main(folder: Path, agent: int, cases: list[str]) -> None:
 
         def joined(graph, dtype, device, member=member, opened=opened):
             peers = Peers(graph, dtype, device, peer.who(member), Rules(None, 60, 60))
-            peers.box.open(Archive(bytes(32), ()), 1 << 24, partial(peer.connected, member))
+            peers.box.open(Archive(bytes(32), ()), 2, 1 << 24, partial(peer.connected, member))
             peers.meet()
             opened.append(peers)
             return peers

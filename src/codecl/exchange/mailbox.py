@@ -70,28 +70,30 @@ class Mailbox:
         self.topology, self.me, self.rules = topology, me, rules
         agents = topology.agents
         self.changed = threading.Condition(threading.RLock())
-        self.task, self.step, self.busy, self.quiet = 0, 0, True, (0, 0)
+        self.task, self.step, self.busy = 0, 0, True
         self.rows: dict[int, dict[tuple[int, int], Row]] = {agent: {} for agent in range(agents)}
         self.where: dict[int, Where] = {}
         self.arrived: deque[Chart] = deque(maxlen=MOST_CHARTS)
         self.sums: dict[tuple[int, int, int, int], Tensors] = {}  # task, root, number, child
         self.late: tuple[int, int] | None = None  # where a hearer was that we came too late for
-        self.live: set[int] = set()  # neighbours that are waited for
+        self.live: dict[int, tuple[int, int]] = {}  # neighbours that are waited for, each from this step on
+        self.passed: set[int] = set()  # who stands still: we no longer wait for them to keep up
         self.met = False  # whether the start is over
+        self.degraded = False  # whether anybody, as far as we know, missed anything
         self.members = Members(agents, me.agent, rules.silence if rules.deadline else float("inf"))
         self.dead: frozenset[int] = frozenset()
         self.notes: deque[dict[str, Any]] = deque()  # for the record: changes in membership
         self.bytes: dict[int, dict[str, int]] = {}  # by neighbour: sent, received, and their headers
-        self.ahead = agents + 8  # steps that a neighbour can be ahead of us with nothing lost, and some
+        self.ahead = 2 * agents + 8  # steps between the first and the last: as many as a ring needs with nothing lost
         self._told: dict[tuple[int, Kind], float] = {}
         self._last: bytes | None = None
         self._mixing: Matrix = topology.mixing
         self.graph: Any = topology.graph
         self.size, self.most = 0, 0
 
-    def open(self, archive: Archive, most: int, connect: Callable[["Mailbox"], Links]) -> None:
+    def open(self, archive: Archive, tasks: int, most: int, connect: Callable[["Mailbox"], Links]) -> None:
         """`most`: bytes of tensors that any message may have."""
-        self.archive, self.most = archive, most
+        self.archive, self.tasks, self.most = archive, tasks, most
         self.task = len(archive.charts)
         self.links = connect(self)
         self.links.want(self.neighbours)
@@ -105,6 +107,11 @@ class Mailbox:
     @property
     def at(self) -> tuple[int, int]:
         return self.task, self.step
+
+    @property
+    def over(self) -> bool:
+        """Whether all tasks are done."""
+        return self.task >= self.tasks
 
     @property
     def chart(self) -> bytes:
@@ -150,7 +157,8 @@ class Mailbox:
 
     def encoded(self, kind: Kind, tensors: Tensors | None = None, **more: Any) -> bytes:
         about = {"fleet": self.me.fleet, "sender": self.me.agent, "task": self.task, "step": self.step}
-        about |= {"chart": self.chart, "busy": self.busy, "beats": self.members.beat()}
+        self.members.beat(self.at)
+        about |= {"chart": self.chart, "busy": self.busy, "degraded": self.degraded, **self.members.known()}
         return frames.encode(kind, tensors, **(about | more))
 
     def put(self, peer: int, data: bytes, size: int, may_drop: bool = False) -> bool:
@@ -202,7 +210,7 @@ class Mailbox:
     def heal(self) -> None:
         """The links and weights of the living, where somebody died or came back."""
         dead = self.members.dead
-        if dead == self.dead:
+        if dead == self.dead or self.over or not self.met:  # who has finished may leave
             return
         for agent in dead - self.dead:
             self.note("dead", agent, f"nothing heard of it for {self.rules.silence:g} s")
@@ -214,7 +222,7 @@ class Mailbox:
         if dead:
             self.graph = nx.DiGraph([(j, i) for i in self.living for j in self._mixing[i].nonzero()[0] if i != j])
             self.graph.add_nodes_from(self.living)
-        self.live -= dead
+        self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
         for agent in self.neighbours - before:
             self.note("linked", agent, "heals the graph")
         for agent in before - self.neighbours:
@@ -244,7 +252,8 @@ class Mailbox:
         if frame.kind is Kind.CHART:
             charts.checked(chart, self.me.fleet, self.topology.agents, self.me.check)
         with self.changed:
-            self.members.merge(header.beats)
+            self.degraded |= header.degraded
+            self.passed.difference_update(self.members.merge(header.beats, header.places))
             self.where[peer] = Where(header.task, header.step, header.chart, header.busy)
             count = self._count(peer)
             count["received"] += frame.size
@@ -269,20 +278,21 @@ class Mailbox:
         ours = frame.at[0] == self.task and frame.header.chart == self.chart
         if ours and self.size and len(row_D) != self.size:
             raise BadFrame(f"a row of {len(row_D)} numbers; the chart has {self.size}")
-        if frame.at < self.at:
-            if frame.at >= self.quiet and self._due(peer, Kind.LATE, LATE_S):
+        if frame.at[0] == self.task and not ours:
+            return  # of another chart: never mixed
+        if frame.at < self.at and (not ours or self.step - frame.at[1] > self.ahead):
+            if self._due(peer, Kind.LATE, LATE_S):
                 log.info("agent %d: its row of task %d, step %d is late; dropped", peer, *frame.at)
                 self.send(peer, Kind.LATE)
             return
-        if frame.at[0] == self.task and not ours:
-            return  # of another chart: never mixed
-        kept = self.rows[peer]
-        kept.setdefault(frame.at, Row(row_D, frame.header.hears, frame.header.chart))
-        if len(kept) > self.ahead:
-            del kept[min(kept)]
         if self.met and peer not in self.live and peer not in self.dead and peer in self.weights:
-            self.live.add(peer)
+            self.live[peer] = max(frame.at, self.at)  # one that is a little behind is waited for again
             self.note("back", peer)
+        if frame.at >= self.at:
+            kept = self.rows[peer]
+            kept.setdefault(frame.at, Row(row_D, frame.header.hears, frame.header.chart))
+            if len(kept) > 2 * self.ahead:
+                del kept[min(kept)]
 
     def _sum(self, peer: int, frame: Frame) -> None:
         if frame.header.task >= self.task and len(self.sums) < MOST_SUMS:

@@ -1,10 +1,13 @@
-"""Who is alive, as one agent sees it: signs of life travel from neighbour to neighbour, so that an agent counts as dead
-only where nobody hears from it any more, not where one link is cut."""
+"""Who is alive and how far, as one agent sees it. Signs of life travel from neighbour to neighbour, so that an agent
+counts as dead only where nobody hears from it any more, not where one link is cut."""
 
 import time
 from collections.abc import Callable, Sequence
 
 from codecl.exchange.frames import BadFrame
+
+At = tuple[int, int]  # task, step
+STEPS = 1 << 32  # a place travels as task · STEPS + step
 
 
 class Members:
@@ -13,22 +16,31 @@ class Members:
     def __init__(self, agents: int, me: int, silence: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.me, self.silence, self._clock = me, silence, clock
         self.beats = [0] * agents  # the newest sign of life of each: milliseconds of its own clock
+        self.places: list[At] = [(0, 0)] * agents  # where it was then
         self._since = [clock()] * agents  # when it came
 
-    def beat(self) -> list[int]:
-        """All that is known, with a new sign of our own: to be sent."""
+    def beat(self, at: At) -> None:
+        """A new sign of our own."""
         self.beats[self.me] = max(self.beats[self.me] + 1, int(time.time() * 1000))
-        self._since[self.me] = self._clock()
-        return self.beats
+        self.places[self.me], self._since[self.me] = at, self._clock()
 
-    def merge(self, beats: Sequence[int]) -> None:
-        """What a neighbour knows."""
-        if len(beats) != len(self.beats):
+    def known(self) -> dict[str, list[int]]:
+        """What is sent of it."""
+        return {"beats": self.beats, "places": [task * STEPS + step for task, step in self.places]}
+
+    def merge(self, beats: Sequence[int], places: Sequence[int]) -> list[int]:
+        """What a neighbour knows; gives those who have moved on."""
+        if not len(beats) == len(places) == len(self.beats):
             raise BadFrame(f"signs of life of {len(beats)} agents; the fleet has {len(self.beats)}")
-        now = self._clock()
-        for agent, beat in enumerate(beats):
-            if beat > self.beats[agent]:
-                self.beats[agent], self._since[agent] = beat, now
+        now, moved = self._clock(), []
+        for agent, (beat, place) in enumerate(zip(beats, places, strict=True)):
+            if beat > self.beats[agent] and agent == self.me:
+                self.beats[agent] = beat  # of an earlier life: ours go on from there
+            elif beat > self.beats[agent]:
+                at = divmod(place, STEPS)
+                moved += [agent] if at != self.places[agent] else []
+                self.beats[agent], self.places[agent], self._since[agent] = beat, at, now
+        return moved
 
     def start(self) -> None:
         """Silence counts from now on."""

@@ -21,6 +21,7 @@ from codecl.topology import Topology
 
 TICK_S = 0.1
 ASK_S = 0.5
+TELL = 4  # steps between signs to those whom we hear and who do not hear us
 JUMP, MOST_JUMP = 4, 256  # steps ahead of the newest row at which a returning agent joins
 
 
@@ -68,13 +69,46 @@ class Peers:
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Round:
         box, row_D = self.box, rows_AD[0].detach()
         with box.changed:
+            self._pace()
             box.busy, box.size = False, len(row_D)
             weights, hearers = box.weights, set(box.hearers)
-            pairs = {peer: peer in box.live for peer in weights if peer in hearers}
+            live = {peer for peer, since in box.live.items() if since <= box.at}
+            pairs = {peer: peer in live for peer in weights if peer in hearers}
             if self._announced != box.at:
                 reached = box.say_row(row_D.cpu(), lambda peer: pairs.get(peer, True))
                 self.traffic.count(kind, reached, nbytes(row_D))
+            if box.step % TELL == 0:
+                for peer in set(weights) - hearers:  # they hear nothing else of ours
+                    box.send(peer, Kind.BEAT)
         return Round(self, rows_AD, weights, pairs)
+
+    def _pace(self) -> None:
+        """Wait for those who are many steps behind: one who hears nobody would run away from all. Whoever stands still
+        is passed."""
+        box, began = self.box, time.monotonic()
+        while True:
+            self._heed()
+            behind = [agent for agent in box.living if agent not in box.passed and self._far_behind(agent)]
+            if not behind:
+                return
+            waited = time.monotonic() - began
+            if box.rules.deadline and waited > box.rules.deadline:
+                box.passed.update(agent for agent in behind if not self._excused(agent, waited))
+            box.changed.wait(TICK_S)
+
+    def _far_behind(self, agent: int) -> bool:
+        task, step = self.box.members.places[agent]
+        if agent == self.me or task > self.box.task:
+            return False
+        return self.box.step > self.box.ahead + (step if task == self.box.task else 0)
+
+    def _excused(self, peer: int, waited: float) -> bool:
+        """Whether a neighbour is alive, has not come to our step yet, and says that this is not its own fault: it waits
+        for others, or grows, or tests."""
+        where = self.box.where.get(peer)
+        if where is None or peer in self.box.dead or waited > self.box.rules.meet:
+            return False
+        return where.busy and where[:2] < self.box.at
 
     def mixed(self, round: Round) -> Tensor:
         box, row_D = self.box, round.rows_1D[0].detach()
@@ -102,15 +136,18 @@ class Peers:
         box, rules, began = self.box, self.box.rules, time.monotonic()
         while True:
             self._heed()
-            missing = [peer for peer in round.weights if box.at not in box.rows[peer] and peer in box.live]
+            awaited = [peer for peer in round.weights if peer in box.live and box.live[peer] <= box.at]
+            missing = [peer for peer in awaited if box.at not in box.rows[peer]]
             if not missing:
-                self._jump = JUMP if len(box.live) else self._jump
+                self._jump = JUMP if awaited else self._jump
                 return
             waited = time.monotonic() - began
+            if rules.deadline and waited > rules.deadline / 4 and not box.busy:
+                box.busy = True  # those who wait for us should know that we wait for others
+                box.beat()
             for peer in missing if rules.deadline and waited > rules.deadline else ():
-                where = box.where.get(peer)
-                if where is None or not where.busy or peer in box.dead or waited > rules.meet:
-                    box.live.discard(peer)
+                if not self._excused(peer, waited):
+                    del box.live[peer]
                     box.note("lost", peer, f"no row within {waited:.3g} s")
             left = rules.deadline - waited if rules.deadline and rules.deadline > waited else TICK_S
             box.changed.wait(min(left, TICK_S))
@@ -240,24 +277,25 @@ class Peers:
                 if not box.members.unheard and box.links.up >= box.neighbours:
                     break
                 box.changed.wait(TICK_S)
-            box.live, box.met = set(box.weights) & box.links.up, True
+            box.live, box.met = dict.fromkeys(set(box.weights) & box.links.up, (0, 0)), True
             for agent in sorted(box.neighbours - box.links.up):
                 box.note("absent", agent, f"not met within {box.rules.meet:g} s")
             box.members.start()
 
-    def rejoin(self, rounds: Callable[[int], tuple[int, int]], finished: int) -> Joined | None:
+    def rejoin(self, rounds: Callable[[int], tuple[int, int]]) -> Joined | None:
         """Take up the others' charts, then their step. None: this task from its start, or nothing is left to do.
 
-        `rounds`: of a task, how many of training, and of those with agreement; `finished`: the number of tasks."""
+        `rounds`: of a task, how many of training, and of those with agreement."""
         box, began, asked = self.box, time.monotonic(), 0.0
         with box.changed:
             box.late, self._jump = None, min(MOST_JUMP, 2 * self._jump)
             while True:
                 while any(self._take_one(chart) for chart in list(box.arrived)):
                     pass
-                if box.task >= finished:
+                whole = not box.archive.charts or box.archive.charts[-1].whole
+                if whole and box.over:
                     return None
-                found = self._place(*rounds(box.task))
+                found = self._place(*rounds(box.task)) if whole else None
                 if found is not None:
                     return self._announce(found) if found.step else None
                 if not box.links.up and time.monotonic() - began > box.rules.silence:
@@ -294,8 +332,8 @@ class Peers:
         """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
         box = self.box
         box.step, box.size = joined.step, len(joined.row_D)
-        box.quiet = self._announced = box.at
-        box.live = {peer for peer in box.weights if peer in box.links.up}
+        self._announced = box.at
+        box.live = {peer: box.at for peer in box.weights if peer in box.links.up}
         if not joined.agreed:
             reached = box.say_row(joined.row_D, lambda peer: True)
             self.traffic.count("train", reached, nbytes(joined.row_D))
