@@ -144,6 +144,12 @@ class Mailbox:
         tree = nx.bfs_edges(self.graph, root, sort_neighbors=sorted) if root in self.graph else ()
         return [child for parent, child in tree if parent == self.me.agent]
 
+    def forget(self) -> None:
+        """Rows of steps that are over."""
+        for kept in self.rows.values():
+            for at in [at for at in kept if at < self.at]:
+                del kept[at]
+
     def note(self, state: str, agent: int, why: str = "", **more: Any) -> None:
         task, step = self.at
         about = {"kind": "member", "task": task, "step": step, "agent": agent, "state": state}
@@ -286,7 +292,7 @@ class Mailbox:
                 self.send(peer, Kind.LATE)
             return
         if self.met and peer not in self.live and peer not in self.dead and peer in self.weights:
-            self.live[peer] = max(frame.at, self.at)  # one that is a little behind is waited for again
+            self.live[peer] = max(frame.at, (self.task, self.step + 1))  # a little behind: it is waited for again
             self.note("back", peer)
         if frame.at >= self.at:
             kept = self.rows[peer]
@@ -320,12 +326,11 @@ class Mailbox:
         return True
 
 
-def newest(rows: dict[int, dict[tuple[int, int], Row]], task: int, chart: bytes) -> tuple[int, Tensor] | None:
-    """The row of the furthest step in this task and chart."""
+def newest(rows: dict[tuple[int, int], Row], at: tuple[int, int], chart: bytes) -> tuple[int, Tensor] | None:
+    """The furthest row of this task and chart, not before this step."""
     fitting = [
-        (at[1], row.row_D)
-        for kept in rows.values()
-        for at, row in kept.items()
-        if at[0] == task and row.chart == chart and bool(torch.isfinite(row.row_D).all())
+        (step, row.row_D)
+        for (task, step), row in rows.items()
+        if task == at[0] and step >= at[1] and row.chart == chart and bool(torch.isfinite(row.row_D).all())
     ]
     return max(fitting, key=lambda one: one[0], default=None)

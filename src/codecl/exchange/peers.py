@@ -22,7 +22,7 @@ from codecl.topology import Topology
 TICK_S = 0.1
 ASK_S = 0.5
 TELL = 4  # steps between signs to those whom we hear and who do not hear us
-JUMP, MOST_JUMP = 4, 256  # steps ahead of the newest row at which a returning agent joins
+JUMP = 4  # steps ahead of a neighbour's newest row at which a returning agent joins
 
 
 class Behind(Exception):
@@ -62,7 +62,7 @@ class Peers:
         self.box = Mailbox(topology, me, rules)
         self.missed: list[tuple[int, int]] = []  # step, neighbour: since the last look
         self.spread = 0.0  # mean squared distance to the neighbours heard in the last round
-        self._jump, self._announced, self._pools = JUMP, (-1, -1), dict[tuple[int, int], int]()
+        self._announced, self._pools = (-1, -1), dict[tuple[int, int], int]()
 
     # rounds
 
@@ -91,9 +91,8 @@ class Peers:
             behind = [agent for agent in box.living if agent not in box.passed and self._far_behind(agent)]
             if not behind:
                 return
-            waited = time.monotonic() - began
-            if box.rules.deadline and waited > box.rules.deadline:
-                box.passed.update(agent for agent in behind if not self._excused(agent, waited))
+            if box.rules.deadline and time.monotonic() - began > box.rules.silence:
+                box.passed.update(behind)
             box.changed.wait(TICK_S)
 
     def _far_behind(self, agent: int) -> bool:
@@ -124,6 +123,7 @@ class Peers:
             }
             self.missed += [(box.step, peer) for peer in round.weights if peer not in used]
             box.step += 1
+            box.forget()
         own = 1 - sum(round.weights[peer] for peer in used)
         mixed_D = own * row_D
         for peer, other_D in used.items():
@@ -139,7 +139,6 @@ class Peers:
             awaited = [peer for peer in round.weights if peer in box.live and box.live[peer] <= box.at]
             missing = [peer for peer in awaited if box.at not in box.rows[peer]]
             if not missing:
-                self._jump = JUMP if awaited else self._jump
                 return
             waited = time.monotonic() - began
             if rules.deadline and waited > rules.deadline / 4 and not box.busy:
@@ -258,9 +257,7 @@ class Peers:
             box.note("discarded", self.me, "the chart of another part of the fleet stands", tasks=tasks)
         box.task, box.step, box.busy = len(box.archive.charts), 0, True
         box.size, box.late = 0, None
-        for kept in box.rows.values():
-            for at in [at for at in kept if at < box.at]:
-                del kept[at]
+        box.forget()
         box.sums = {key: value for key, value in box.sums.items() if key[0] >= box.task}
         for old in [one for one in box.arrived if one.facts["task"] < box.task and not self._would_take(one)]:
             box.arrived.remove(old)
@@ -288,7 +285,7 @@ class Peers:
         `rounds`: of a task, how many of training, and of those with agreement."""
         box, began, asked = self.box, time.monotonic(), 0.0
         with box.changed:
-            box.late, self._jump = None, min(MOST_JUMP, 2 * self._jump)
+            box.late = None
             while True:
                 while any(self._take_one(chart) for chart in list(box.arrived)):
                     pass
@@ -319,13 +316,17 @@ class Peers:
         same = [where for where in there.values() if (where.task, where.chart) == (box.task, box.chart)]
         if not same or any(where.task > box.task for where in there.values()):
             return None
-        furthest, row = max(where.step for where in same), newest(box.rows, box.task, box.chart)
+        furthest = max(where.step for where in same)
         if furthest <= 1:
             return Joined(0, torch.empty(0))
-        if row is None:
+        last = {peer: newest(rows, box.at, box.chart) for peer, rows in box.rows.items()}
+        heard = [row for peer in box.weights if (row := last[peer]) is not None]
+        others = [row for row in last.values() if row is not None]
+        if not others:
             return None
-        if row[0] + self._jump < training:
-            return Joined(row[0] + self._jump, row[1])
+        row = min(heard or others, key=lambda one: one[0])  # those who hear us wait for one that is a little behind
+        if row[0] + JUMP < training:
+            return Joined(row[0] + JUMP, row[1])
         return Joined(with_agreement, row[1], agreed=True) if furthest >= with_agreement else None
 
     def _announce(self, joined: Joined) -> Joined:
