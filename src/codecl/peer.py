@@ -18,12 +18,14 @@ from codecl.assemble import assemble, build_model, computing, deal, device_of, s
 from codecl.config import RunConfig
 from codecl.errors import ConfigError
 from codecl.events import Agreed, Epoch, Event, Flooded
-from codecl.exchange import charts, digest
+from codecl.exchange import charts, digest, returning
 from codecl.exchange.charts import Archive, Chart
 from codecl.exchange.frames import BadFrame
 from codecl.exchange.links import Keys, Links, Listener
-from codecl.exchange.mailbox import Mailbox, Rules, Self
-from codecl.exchange.peers import Behind, Joined, Peers
+from codecl.exchange.mailbox import Mailbox
+from codecl.exchange.members import Rules, Self
+from codecl.exchange.peers import Behind, Peers
+from codecl.exchange.returning import Joined
 from codecl.fleet import Member
 from codecl.metrics import Status
 from codecl.setup import Middle, Setup, State
@@ -110,7 +112,7 @@ def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, again: bool
         "agent": agent,
     }
     device = next(iter(setup.heads[0].values())).device if setup.heads and setup.heads[0] else torch.device("cpu")
-    book = record.Record(folder, config, labels, setup.method.each_task_alone, None if again else device)
+    book = record.Record(folder, config, labels, setup.method.each_task_alone, None, kept=not again)
     book.environment(device)
     book.tasks([data.describe() for data in setup.tasks])
     return book
@@ -173,9 +175,9 @@ class _Part:
             self.peers.box.open(
                 self.archive, len(self.setup.tasks), _most(self.setup, self.first), partial(connected, self.member)
             )
-            self.peers.meet()
+            returning.meet(self.peers)
             self._train()
-            self.peers.linger()
+            returning.linger(self.peers)
             finished = True
         finally:
             if hasattr(self.peers.box, "links"):
@@ -210,7 +212,7 @@ class _Part:
     def _rejoin(self) -> Middle | None:
         self.peers.box.degraded = True
         had = self.archive.ids
-        joined = self.peers.rejoin(self._rounds)
+        joined = returning.rejoin(self.peers, self._rounds)
         self._notes()
         if self.archive.ids != had:
             self._keep()

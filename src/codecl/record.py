@@ -21,6 +21,7 @@ from codecl.config import RunConfig, difference, parse, preset, resolve
 from codecl.environment import environment
 from codecl.errors import ConfigError, DataError, RunFailed
 from codecl.events import Event, Flooded
+from codecl.locking import hold
 from codecl.metrics import Status, metrics
 from codecl.registry import reason
 from codecl.setup import Middle, State
@@ -57,19 +58,26 @@ class Record:
     """One run folder being written. Facts are kept in memory too, for the metrics.
 
     Where the folder holds this run unfinished, `point` is the checkpoint from which it goes on (its tensors `on` this
-    device), and what was recorded after it is cut; otherwise, or without a device, the folder is emptied."""
+    device), and what was recorded after it is cut; otherwise, or without a device, the folder is emptied. `kept`: all
+    that was recorded stays, and more comes after it."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, labels: Mapping[str, Any], each_task_alone: bool, on: torch.device | None
+        self,
+        folder: Path,
+        config: RunConfig,
+        labels: Mapping[str, Any],
+        each_task_alone: bool,
+        on: torch.device | None,
+        kept: bool = False,
     ) -> None:
         self.folder, self.config, self.labels, self.alone = folder, config, labels, each_task_alone
         self.began, self.before = time.time(), 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(folder)
+            self._lock = hold(folder)
             with ExitStack() as undo:
                 undo.callback(self._unlock)
-                self._open(on)
+                self._open(on, kept)
                 undo.pop_all()  # all is well: the lock stays
         except OSError as error:
             raise ConfigError(f"out: {folder} cannot be written ({error.strerror or error})") from error
@@ -77,10 +85,12 @@ class Record:
         if self.facts:
             self.before = self.facts[-1]["time"] - self.facts[0]["time"]
 
-    def _open(self, on: torch.device | None) -> None:
+    def _open(self, on: torch.device | None, kept: bool) -> None:
         self.point = checkpoint.latest(self.folder / "checkpoint", on) if on else None
-        self.facts = _facts(self.folder, self.point.events) if self.point else []
-        if self.point is None:
+        kept = kept and (self.folder / "events.jsonl").is_file()
+        size = _whole_lines(self.folder / "events.jsonl") if kept else self.point.events if self.point else None
+        self.facts = _facts(self.folder, size) if size is not None else []
+        if size is None:
             _clear(self.folder)
             _write_text(self.folder / "config.yaml", self.config.dump())
         self._events = (self.folder / "events.jsonl").open("a", encoding="utf-8")
@@ -150,26 +160,6 @@ class Record:
             self._unlock()
 
 
-def _lock(folder: Path) -> int | None:
-    """Make sure that this process alone writes the folder. The lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        return None
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise ConfigError(
-            f"{folder}: another process is writing this run; wait for it or choose another --out"
-        ) from None
-    except OSError:  # a file system without locks
-        os.close(handle)
-        return None
-    return handle
-
-
 def _clear(folder: Path) -> None:
     """What a run writes is gone, what others put there stays. The config goes last, so that a folder that was left half
     cleared is still known as this run's."""
@@ -186,7 +176,7 @@ def make(folder: Path, config: RunConfig, events: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as done:
-            lock = _lock(folder)
+            lock = hold(folder)
             if lock is not None:
                 done.callback(os.close, lock)
             _clear(folder)
@@ -201,6 +191,11 @@ def _facts(folder: Path, size: int) -> list[dict[str, Any]]:
     path = folder / "events.jsonl"
     os.truncate(path, size)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to the end of the last line that was written whole."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:

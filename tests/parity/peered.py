@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from codecl import fleet, peer
+from codecl.exchange import returning
 from codecl.exchange.charts import Archive
-from codecl.exchange.mailbox import Rules
+from codecl.exchange.members import Rules
 from codecl.exchange.peers import Peers
 from tests.parity.spread import story
 
@@ -25,12 +26,12 @@ def main(folder: Path, agent: int, cases: list[str]) -> None:
         def joined(graph, dtype, device, member=member, opened=opened):
             peers = Peers(graph, dtype, device, peer.who(member), Rules(None, 60, 60))
             peers.box.open(Archive(bytes(32), ()), 2, 1 << 24, partial(peer.connected, member))
-            peers.meet()
+            returning.meet(peers)
             opened.append(peers)
             return peers
 
         found[case] = story(case, joined)
-        opened[0].linger()
+        returning.linger(opened[0])
         opened[0].box.close()
         found[case]["links"] = opened[0].box.bytes
         found[case]["missed"] = len(opened[0].missed)

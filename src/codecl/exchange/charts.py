@@ -113,21 +113,24 @@ class Archive:
             out.append(same)
         return out
 
+    def follows(self, chart: Chart) -> bool:
+        """Whether it is the next task's."""
+        facts = chart.facts
+        return bool(facts["task"] == len(self.charts) and facts["before"] == self.ids[-1].hex())
+
+    def rivals(self, chart: Chart) -> bool:
+        """Whether it stands in the place of one of ours."""
+        facts, task = chart.facts, chart.facts["task"]
+        if task >= len(self.charts) or facts["before"] != self.ids[task].hex() or self.charts[task].id == chart.id:
+            return False
+        return preferred(self.charts[task], chart)
+
     def take(self, chart: Chart) -> int | None:
         """Add a chart. Gives the number of charts that it replaces (0: it is new), or None where it is not taken: it is
         known, less preferred, or does not follow one that we have."""
-        facts = chart.facts
-        task, ids = facts["task"], self.ids
-        if task > len(self.charts) or facts["before"] != ids[task].hex():
+        if not self.follows(chart) and not self.rivals(chart):
             return None
-        if task < len(self.charts):
-            ours = self.charts[task]
-            if ours.id == chart.id:
-                if chart.whole and not ours.whole:
-                    self.charts[task] = chart
-                return None
-            if not preferred(ours, chart):
-                return None
+        task = chart.facts["task"]
         replaced = len(self.charts) - task
         self.charts = [self._slim(old) for old in self.charts[:task]] + [chart]
         return replaced

@@ -11,39 +11,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import networkx as nx
 import torch
 from torch import Tensor
 
 from codecl.exchange import charts, frames
 from codecl.exchange.base import Tensors, nbytes
-from codecl.exchange.charts import Archive, Chart, Check
+from codecl.exchange.charts import Archive, Chart
 from codecl.exchange.frames import BadFrame, Frame, Kind
 from codecl.exchange.links import Links
-from codecl.exchange.members import Members
-from codecl.topology import Matrix, Topology, healed
+from codecl.exchange.members import Members, Rules, Self
+from codecl.exchange.neighbours import Neighbours
+from codecl.topology import Topology
 
 log = logging.getLogger("codecl.peers")
-MOST_CHARTS, MOST_SUMS = 64, 256  # that wait to be looked at
+MOST_CHARTS, MOST_SUMS = 16, 256  # that wait to be looked at
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 WANT_S = 0.5
-
-
-class Rules(NamedTuple):
-    """Seconds: how long a step waits for a neighbour, an agent may be silent, the start waits for all."""
-
-    deadline: float | None
-    silence: float
-    meet: float
-
-
-class Self(NamedTuple):
-    """Who we are in the fleet, and how we prove it."""
-
-    agent: int
-    fleet: str
-    sign: charts.Sign
-    check: Check
 
 
 class Where(NamedTuple):
@@ -67,13 +50,13 @@ class Mailbox:
     """Law: what does not fit is refused before it is kept; what is kept is bounded."""
 
     def __init__(self, topology: Topology, me: Self, rules: Rules) -> None:
-        self.topology, self.me, self.rules = topology, me, rules
+        self.me, self.rules, self.neighbours = me, rules, Neighbours(topology, me.agent)
         agents = topology.agents
         self.changed = threading.Condition(threading.RLock())
         self.task, self.step, self.busy = 0, 0, True
         self.rows: dict[int, dict[tuple[int, int], Row]] = {agent: {} for agent in range(agents)}
         self.where: dict[int, Where] = {}
-        self.arrived: deque[Chart] = deque(maxlen=MOST_CHARTS)
+        self.arrived: list[Chart] = []
         self.sums: dict[tuple[int, int, int, int], Tensors] = {}  # task, root, number, child
         self.late: tuple[int, int] | None = None  # where a hearer was that we came too late for
         self.live: dict[int, tuple[int, int]] = {}  # neighbours that are waited for, each from this step on
@@ -81,14 +64,11 @@ class Mailbox:
         self.met = False  # whether the start is over
         self.degraded = False  # whether anybody, as far as we know, missed anything
         self.members = Members(agents, me.agent, rules.silence if rules.deadline else float("inf"))
-        self.dead: frozenset[int] = frozenset()
         self.notes: deque[dict[str, Any]] = deque()  # for the record: changes in membership
         self.bytes: dict[int, dict[str, int]] = {}  # by neighbour: sent, received, and their headers
         self.ahead = 2 * agents + 8  # steps between the first and the last: as many as a ring needs with nothing lost
         self._told: dict[tuple[int, Kind], float] = {}
         self._last: bytes | None = None
-        self._mixing: Matrix = topology.mixing
-        self.graph: Any = topology.graph
         self.size, self.most = 0, 0
 
     def open(self, archive: Archive, tasks: int, most: int, connect: Callable[["Mailbox"], Links]) -> None:
@@ -96,7 +76,7 @@ class Mailbox:
         self.archive, self.tasks, self.most = archive, tasks, most
         self.task = len(archive.charts)
         self.links = connect(self)
-        self.links.want(self.neighbours)
+        self.links.want(self.neighbours.all)
         self._open = True
         threading.Thread(target=self._beating, name="beats", daemon=True).start()
 
@@ -116,33 +96,6 @@ class Mailbox:
     @property
     def chart(self) -> bytes:
         return self.archive.ids[-1]
-
-    @property
-    def weights(self) -> dict[int, float]:
-        """Whom we hear, and how much we give to each."""
-        row = self._mixing[self.me.agent]
-        return {int(j): float(row[j]) for j in row.nonzero()[0] if j != self.me.agent}
-
-    @property
-    def hearers(self) -> list[int]:
-        column = self._mixing[:, self.me.agent]
-        return [int(i) for i in column.nonzero()[0] if i != self.me.agent]
-
-    @property
-    def neighbours(self) -> set[int]:
-        """By the topology (whoever was lost may come back), and by what heals it."""
-        pairs = self.topology.mixing
-        ours = {j for j in range(len(pairs)) if pairs[self.me.agent, j] or pairs[j, self.me.agent]}
-        return (ours | set(self.weights) | set(self.hearers)) - {self.me.agent}
-
-    @property
-    def living(self) -> list[int]:
-        return [agent for agent in range(self.topology.agents) if agent not in self.dead]
-
-    def children(self, root: int) -> list[int]:
-        """To whom we hand a flood on."""
-        tree = nx.bfs_edges(self.graph, root, sort_neighbors=sorted) if root in self.graph else ()
-        return [child for parent, child in tree if parent == self.me.agent]
 
     def forget(self) -> None:
         """Rows of steps that are over."""
@@ -180,9 +133,8 @@ class Mailbox:
 
     def say_row(self, row_D: Tensor, hears: Callable[[int], bool]) -> int:
         """Our row of this step, to all who hear it: how many that are."""
-        made: dict[bool, bytes] = {}
-        reached = 0
-        for peer in self.hearers:
+        made, reached = dict[bool, bytes](), 0
+        for peer in self.neighbours.hearers:
             flag = hears(peer)
             if flag not in made:
                 made[flag] = self.encoded(Kind.ROW, {"row": row_D}, hears=flag)
@@ -216,24 +168,19 @@ class Mailbox:
     def heal(self) -> None:
         """The links and weights of the living, where somebody died or came back."""
         dead = self.members.dead
-        if dead == self.dead or self.over or not self.met:  # who has finished may leave
+        if dead == self.neighbours.dead or self.over or not self.met:  # who has finished may leave
             return
-        for agent in dead - self.dead:
-            self.note("dead", agent, f"nothing heard of it for {self.rules.silence:g} s")
-        for agent in self.dead - dead:
-            self.note("alive", agent)
-        before, self.dead = self.neighbours, dead
-        self._mixing = healed(self.topology.mixing, dead) if dead else self.topology.mixing
-        self.graph = self.topology.graph
-        if dead:
-            self.graph = nx.DiGraph([(j, i) for i in self.living for j in self._mixing[i].nonzero()[0] if i != j])
-            self.graph.add_nodes_from(self.living)
+        changes = self.neighbours.heal(dead)
+        for state, agents, why in (
+            ("dead", changes.died, f"nothing heard of it for {self.rules.silence:g} s"),
+            ("alive", changes.returned, ""),
+            ("linked", changes.linked, "heals the graph"),
+            ("unlinked", changes.unlinked, "the graph is whole again"),
+        ):
+            for agent in agents:
+                self.note(state, agent, why)
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
-        for agent in self.neighbours - before:
-            self.note("linked", agent, "heals the graph")
-        for agent in before - self.neighbours:
-            self.note("unlinked", agent, "the graph is whole again")
-        self.links.want(self.neighbours)
+        self.links.want(self.neighbours.all)
 
     # in
 
@@ -246,7 +193,7 @@ class Mailbox:
 
     def admits(self, peer: int) -> bool:
         with self.changed:
-            return peer in self.neighbours
+            return peer in self.neighbours.all
 
     def heard(self, peer: int, data: bytes) -> None:
         """A frame of this neighbour, in the thread that reads its link."""
@@ -256,7 +203,7 @@ class Mailbox:
             raise BadFrame(f"it says it is of agent {header.sender} of fleet {header.fleet[:20]!r}")
         chart = Chart(header.manifest, header.signature, frame.tensors)
         if frame.kind is Kind.CHART:
-            charts.checked(chart, self.me.fleet, self.topology.agents, self.me.check)
+            charts.checked(chart, self.me.fleet, len(self.rows), self.me.check)
         with self.changed:
             self.degraded |= header.degraded
             self.passed.difference_update(self.members.merge(header.beats, header.places))
@@ -267,7 +214,7 @@ class Mailbox:
             if frame.kind is Kind.ROW:
                 self._row(peer, frame)
             elif frame.kind is Kind.CHART:
-                self.arrived.append(chart)
+                self._chart(chart)
             elif frame.kind is Kind.SUM:
                 self._sum(peer, frame)
             elif frame.kind is Kind.LATE:
@@ -291,7 +238,7 @@ class Mailbox:
                 log.info("agent %d: its row of task %d, step %d is late; dropped", peer, *frame.at)
                 self.send(peer, Kind.LATE)
             return
-        if self.met and peer not in self.live and peer not in self.dead and peer in self.weights:
+        if self.met and peer not in self.live and peer not in self.neighbours.dead and peer in self.neighbours.weights:
             self.live[peer] = max(frame.at, (self.task, self.step + 1))  # a little behind: it is waited for again
             self.note("back", peer)
         if frame.at >= self.at:
@@ -299,6 +246,13 @@ class Mailbox:
             kept.setdefault(frame.at, Row(row_D, frame.header.hears, frame.header.chart))
             if len(kept) > 2 * self.ahead:
                 del kept[min(kept)]
+
+    def _chart(self, chart: Chart) -> None:
+        """Kept once, whole rather than in part."""
+        known = {one.id: one for one in self.arrived if one.whole or not chart.whole}
+        if chart.id not in known and chart.id not in self.archive.ids:
+            others = [one for one in self.arrived if one.id != chart.id]
+            self.arrived = [*others[1 - MOST_CHARTS :], chart]
 
     def _sum(self, peer: int, frame: Frame) -> None:
         if frame.header.task >= self.task and len(self.sums) < MOST_SUMS:

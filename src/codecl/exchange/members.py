@@ -3,8 +3,28 @@ counts as dead only where nobody hears from it any more, not where one link is c
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from codecl.exchange.charts import Check, Sign
 from codecl.exchange.frames import BadFrame
+
+
+class Rules(NamedTuple):
+    """Seconds: how long a step waits for a neighbour, an agent may be silent, the start waits for all."""
+
+    deadline: float | None
+    silence: float
+    meet: float
+
+
+class Self(NamedTuple):
+    """Who we are in the fleet, and how we prove it."""
+
+    agent: int
+    fleet: str
+    sign: Sign
+    check: Check
+
 
 At = tuple[int, int]  # task, step
 STEPS = 1 << 32  # a place travels as task · STEPS + step
