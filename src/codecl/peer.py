@@ -110,6 +110,7 @@ def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, again: bool
         "seed": config.seed,
         "tasks": len(setup.tasks),
         "agent": agent,
+        "exchange": "peers",
     }
     device = next(iter(setup.heads[0].values())).device if setup.heads and setup.heads[0] else torch.device("cpu")
     book = record.Record(folder, config, labels, setup.method.each_task_alone, None, kept=not again)
@@ -195,7 +196,7 @@ class _Part:
             self.peers.box.degraded = True
             self.book.fact({"kind": "member", "agent": self.peers.me, "state": "restarted"})
         about = {"edges": topology.edges, "contraction": topology.contraction, "digest": self.book.config.digest()}
-        ways = {"exchange": "peers", "fleet": self.member.fleet.name, "running": self.setup.running}
+        ways = {"fleet": self.member.fleet.name, "running": self.setup.running}
         self.book.fact({"kind": "run", **self.book.labels, **about, **ways})
 
     def _train(self) -> None:

@@ -202,7 +202,7 @@ def recorded(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     """The metrics of this run, where the folder holds it complete. A folder with something else in it is refused."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is a file, not a run folder; choose another --out")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or all(path.name.startswith("agent-") for path in folder.iterdir()):  # a fleet's, or empty
         return None
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder}: is there already and is not a run folder; choose another --out")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import PresetName, Settings, app, console_for
-from codecl.errors import ConfigError
+from codecl.cli.common import Out, PresetName, Settings, app, console_for
+from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from codecl.config import RunConfig
@@ -48,6 +48,40 @@ def init(
     addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
     made = fleet.init(config, addresses, _peers(deadline, silence), out)
     _tell(out, made)
+
+
+@peer.command()
+def local(
+    preset: PresetName = "quickstart",
+    method: Annotated[str | None, typer.Option(help="Default: the preset's first.")] = None,
+    agents: Annotated[str | None, typer.Option(metavar="N", help="Number of agents.")] = None,
+    topology: Annotated[str | None, typer.Option(help="A topology or an edge-list file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    settings: Settings = None,
+    deadline: Annotated[str | None, typer.Option(help="Seconds a step waits for a neighbour; none: for ever.")] = None,
+    silence: Annotated[str | None, typer.Option(help="Seconds without a sign of life: an agent is dead.")] = None,
+    out: Out = Path("runs"),
+    again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
+) -> None:
+    """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
+    from codecl import local as fleets
+    from codecl.display import fleet_of
+
+    config = _one_config(preset, method, agents, topology, seed, settings or [])
+    console = console_for(False)
+    about = (
+        f"{config.preset}: {config.method.name}, {config.agents} peers on {config.topology.name}, seed {config.seed}"
+    )
+    console.print(about, markup=False, highlight=False)
+    with fleet_of(console) as show:
+        ended = fleets.run(config, _peers(deadline, silence), out, again, show)
+    console.print(f"recorded in {ended.folder}", style="dim", highlight=False, soft_wrap=True)
+    worst = [code for code in ended.codes if code not in (0, DEGRADED)]
+    if worst:
+        failed = [agent for agent, code in enumerate(ended.codes) if code == worst[0]]
+        raise RunFailed(f"agent {failed[0]} failed (exit code {worst[0]}); see {ended.folder}/agent-{failed[0]}.log")
+    if DEGRADED in ended.codes:
+        raise typer.Exit(DEGRADED)
 
 
 @app.command()

@@ -20,6 +20,7 @@ def table(
     """Results of recorded runs: mean ± std over seeds, a row a configuration."""
     from codecl import record
     from codecl.report import formats
+    from codecl.report.fleets import together
     from codecl.report.table import sheet
 
     if as_json and (paper or form is not None):
@@ -27,6 +28,7 @@ def table(
     if form is not None and form not in formats.FORMATS:
         raise ConfigError(f"--format: {form!r} is not one of {', '.join(formats.FORMATS)}")
     found = [(folder, record.read_metrics(folder)) for folder in record.find_runs(runs)]
+    found = found if as_json else together(found)
     if as_json:
         print(json.dumps([{"folder": str(folder), **run} for folder, run in found], indent=1))
         return

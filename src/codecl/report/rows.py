@@ -56,7 +56,7 @@ def _get(run: Metrics, path: Sequence[str]) -> Any:
 
 
 def rows(runs: Runs) -> list[Row]:
-    groups: dict[tuple[Path, str], list[tuple[Path, Metrics]]] = {}
+    groups: dict[tuple[Path, str, str | None], list[tuple[Path, Metrics]]] = {}
     for folder, run in runs:
-        groups.setdefault((folder.parent, run["status"]), []).append((folder, run))
+        groups.setdefault((folder.parent, run["status"], run.get("exchange")), []).append((folder, run))
     return [Row(variant(*group[0]), [run for _, run in group]) for group in groups.values()]

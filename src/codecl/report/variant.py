@@ -17,10 +17,13 @@ LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topolog
 def variant(folder: Path, run: Mapping[str, Any]) -> str:
     """`penalty_step=implicit`; where the config cannot say it, the digest at the end of the configuration's folder."""
     digest = folder.parent.name.partition(f"{run['topology']}{run['agents']}-")[2]
+    if (fleet := sorted(folder.glob("agent-*/config.yaml"))) and run.get("exchange") == "peers":
+        folder = fleet[0].parent
     try:
-        return in_words(read_config(folder)) or digest
+        words = in_words(read_config(folder)) or digest
     except CodeclError:  # no config, or a preset that is not here
-        return digest
+        words = digest
+    return ", ".join(filter(None, [str(run.get("exchange") or ""), words]))
 
 
 def in_words(config: RunConfig) -> str:

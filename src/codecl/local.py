@@ -1,0 +1,152 @@
+"""A whole fleet on this machine, on loopback ports: for trying out what will run on many."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from codecl import fleet, peer, record
+from codecl.config import RunConfig
+from codecl.errors import RunFailed
+from codecl.fleet import PeersConfig
+
+LOOK_S = 0.5
+GRACE_S = 10.0
+
+
+class Seen(NamedTuple):
+    """What is known of an agent that is under way."""
+
+    agent: int
+    state: str = "starting"
+    task: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    missed: int = 0
+    note: str = ""  # the last change in membership
+
+
+Show = Callable[[list[Seen]], None]
+
+
+class Ended(NamedTuple):
+    """How a fleet ended: exit code and metrics of each agent."""
+
+    codes: list[int]
+    metrics: list[dict[str, Any] | None]
+    folder: Path
+
+
+def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> Ended:
+    """Start all agents, follow what they record, and wait for them."""
+    folder = record.folder_of(config, out)
+    with tempfile.TemporaryDirectory(prefix="codecl-fleet-") as keys, ExitStack() as stack:
+        files = fleet.init(config, _addresses(config.agents), rules, Path(keys) / "fleet")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
+        processes = stack.enter_context(_started([[*command, str(file)] for file in files], folder))
+        eyes = [_Eye(agent, peer.folder_of(config, out, agent)) for agent in range(config.agents)]
+        while any(process.poll() is None for process in processes):
+            show([eye.look(process.poll()) for eye, process in zip(eyes, processes, strict=True)])
+            time.sleep(LOOK_S)
+        show([eye.look(process.poll()) for eye, process in zip(eyes, processes, strict=True)])
+    found = [peer.folder_of(config, out, agent) for agent in range(config.agents)]
+    metrics = [_metrics(path) for path in found]
+    codes = [int(process.returncode) for process in processes]
+    if all(one is None for one in metrics):
+        raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
+    return Ended(codes, metrics, folder)
+
+
+def _addresses(count: int) -> list[tuple[str, int]]:
+    """Ports of this machine that are free."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [("127.0.0.1", one.getsockname()[1]) for one in sockets]
+
+
+@contextmanager
+def _started(commands: list[list[str]], folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The agents at work, each with a log beside its folder; none is left behind."""
+    threads = max(1, (os.cpu_count() or 1) // len(commands))
+    env = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    processes: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
+        try:
+            for agent, command in enumerate(commands):
+                log = stack.enter_context((folder / f"agent-{agent}.log").open("w"))
+                processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+            yield processes
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+            deadline = time.monotonic() + GRACE_S
+            for process in processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+
+
+class _Eye:
+    """Follows one agent's record."""
+
+    def __init__(self, agent: int, folder: Path) -> None:
+        self.path, self.seen, self._at = folder / "events.jsonl", Seen(agent), 0
+        with suppress(OSError):
+            self._at = self.path.stat().st_size  # of an earlier run
+
+    def look(self, code: int | None) -> Seen:
+        for fact in self._new():
+            self._note(fact)
+        if code is not None:
+            state = {0: "complete", 4: "degraded"}.get(code, f"failed ({code})")
+            self.seen = self.seen._replace(state=state)
+        return self.seen
+
+    def _new(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                self._at = self._at if file.tell() >= self._at else 0
+                file.seek(self._at)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._at += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _note(self, fact: dict[str, Any]) -> None:
+        kind, more = fact["kind"], dict[str, Any]()
+        if kind == "task":
+            more = {"state": "training", "task": fact["task"], "epoch": 0}
+        elif kind == "epoch":
+            missed = self.seen.missed + sum(b - a + 1 for spans in fact["missed"].values() for a, b in spans)
+            more = {"task": fact["task"], "epoch": fact["epoch"] + 1, "loss": fact["loss"][0], "missed": missed}
+        elif kind == "agree":
+            more = {"state": "task's end"}
+        elif kind == "eval":
+            more = {"accuracy": sum(fact["accuracy"]) / len(fact["accuracy"])}
+        elif kind == "member" and fact["state"] not in ("connected", "disconnected"):
+            more = {"note": f"{fact['state']} {fact['agent']}"}
+        self.seen = self.seen._replace(**more)
+
+
+def _metrics(folder: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
