@@ -1,10 +1,11 @@
 # make demo   sets up (once) and runs the quickstart
 # make test   sets up (once) and runs every check
+# make faults runs fleets of peers into every fault there is: a quarter of an hour
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick lint clean
+.PHONY: demo test quick faults lint clean
 
 demo: .venv/demo.stamp
 	$(BIN)/codecl run
@@ -13,7 +14,10 @@ test: lint
 	$(BIN)/python -m pytest
 
 quick: .venv/dev.stamp
-	$(BIN)/python -m pytest -m "not slow" -x -q
+	$(BIN)/python -m pytest -m "not slow and not long" -x -q
+
+faults: .venv/dev.stamp
+	$(BIN)/python -m pytest -m long
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -60,12 +60,20 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     times = Rules(rules.deadline, rules.silence, rules.meet)
     with computing(device), seeded(config.seed, "trial", device):
         setup, state = assemble(config, module, dealt, device, partial(Peers, me=who(member), rules=times))
-    if setup.train.running == "stacked" and config.train.running == "auto":
+    _check_images(setup, agent, rules.least_images)
+    if config.train.running == "auto":  # one agent: nothing to stack
         setup = setup._replace(running="loop")
     book = _book(folder, config, setup, agent, again)
     archive = _archive(setup, state, config, book.folder / "charts", member, again)
     with computing(device), seeded(config.seed, f"dropout/{agent}", device):
         return _Part(setup, state, archive, book, member, on_event).run()
+
+
+def _check_images(setup: Setup, agent: int, least: int) -> None:
+    """What an agent grows goes to strangers: it needs more images than would be shown by it."""
+    growth = setup.growth.model_copy(update={"least_images": max(least, setup.growth.least_images)})
+    for data in setup.tasks if setup.method.grows else ():
+        growth.check(data.name, len(data.shards[agent]))
 
 
 def who(member: Member) -> Self:

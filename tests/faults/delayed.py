@@ -9,7 +9,7 @@ import threading
 
 from codecl.cli import main
 from codecl.exchange.links import Links
-from tests.faults.peers import RULES
+from tests.faults.peers import HASTY
 
 PART = 0.05
 _send = Links.send
@@ -17,7 +17,7 @@ _send = Links.send
 
 def late(self: Links, peer: int, data: bytes, may_drop: bool = False) -> bool:
     if may_drop and peer in self.up and draws.random() < PART:
-        threading.Timer(1.2 * RULES.deadline, _send, (self, peer, data, may_drop)).start()
+        threading.Timer(1.2 * HASTY.deadline, _send, (self, peer, data, may_drop)).start()
         return True
     return _send(self, peer, data, may_drop)
 

@@ -14,12 +14,13 @@ from codecl.seeding import choose
 from tests.fleets import LocalFleet
 
 RULES = PeersConfig(deadline=1.0, silence=3.0, meet=60)
+HASTY = PeersConfig(deadline=0.15, silence=3.0, meet=60)  # every twentieth message costs somebody a deadline
 TASKS, EPOCHS, VICTIM = 3, 15, 3
 
 
-def config(topology: str, seed: int = 1, **train: Any) -> RunConfig:
+def config(topology: str, tasks: int = TASKS, seed: int = 1) -> RunConfig:
     fields = {"agents": 8, "topology": {"name": topology}, "seed": seed, "method": {"name": "codec"}}
-    settings = {"data": {"tasks": TASKS}, "train": {"epochs": EPOCHS, **train}}
+    settings = {"data": {"tasks": tasks}, "train": {"epochs": EPOCHS}}
     return resolve(preset("quickstart"), {**fields, **settings})
 
 
@@ -78,6 +79,7 @@ class Fault(NamedTuple):
     do: Callable[[LocalFleet], None]
     wires: bool = False
     command: tuple[str, ...] = ()
+    rules: PeersConfig = RULES
 
 
 DELAYED = (sys.executable, "-W", "error", "-m", "tests.faults.delayed")
@@ -87,7 +89,7 @@ FAULTS = {
     "restarted": Fault(restarted),
     "stopped": Fault(stopped),
     "cut": Fault(cut, wires=True),
-    "delayed": Fault(none, command=DELAYED),
+    "delayed": Fault(none, command=DELAYED, rules=HASTY),
     "chosen": Fault(chosen),
     "split": Fault(split, wires=True),
 }
@@ -98,12 +100,13 @@ class Outcome(NamedTuple):
     metrics: dict[int, dict[str, Any]]
     states: dict[int, list[dict[str, Any]]]  # by agent, its records of members
     logs: dict[int, str]
+    folders: dict[int, Path]
     seconds: float
 
 
-def outcome(name: str, topology: str, folder: Path, seconds: float = 240) -> Outcome:
+def outcome(name: str, topology: str, folder: Path, seconds: float = 500, tasks: int = TASKS) -> Outcome:
     fault, began = FAULTS[name], time.monotonic()
-    fleet = LocalFleet(config(topology), RULES, folder, wires=fault.wires)
+    fleet = LocalFleet(config(topology, tasks), fault.rules, folder, wires=fault.wires)
     if fault.command:
         fleet.command = fault.command
     with fleet:
@@ -112,7 +115,8 @@ def outcome(name: str, topology: str, folder: Path, seconds: float = 240) -> Out
         states = {agent: [e for e in fleet.events(agent) if e["kind"] == "member"] for agent in codes}
         metrics = {agent: fleet.metrics(agent) for agent in codes}
         logs = {agent: fleet.log(agent) for agent in codes}
-    return Outcome(codes, metrics, states, logs, time.monotonic() - began)
+        folders = {agent: fleet.run_folder(agent) for agent in codes}
+    return Outcome(codes, metrics, states, logs, folders, time.monotonic() - began)
 
 
 def row(name: str, topology: str, found: Outcome) -> str:

@@ -1,0 +1,84 @@
+"""Time a step, AlexNet, 4 agents on a ring: `peers` (gRPC, TLS) against `cluster` (gloo), in turn, on this machine.
+
+python benchmarks/peers.py [TIMES] [--agents N]        made images; prints a row a turn, then ratios
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+EPOCHS = 3
+
+
+def made(folder: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (6000, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(6000) % 100
+    parts = {"train_images": images[:5000], "train_labels": labels[:5000]}
+    save_file({**parts, "test_images": images[5000:], "test_labels": labels[5000:]}, folder / "cifar100.safetensors")
+
+
+def settings(agents: int) -> list[str]:
+    fields = {"train.epochs": EPOCHS, "data.tasks": 1, "train.running": "loop", "train.batch": 22}
+    words = [word for field, value in fields.items() for word in ("--set", f"{field}={value}")]
+    return ["--agents", str(agents), "--method", "codec", "--set", "data.stream=split(cifar100, 100)", *words]
+
+
+def step_ms(folder: Path) -> float:
+    """Of the epochs after the first, the median."""
+    facts = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    epochs = [fact for fact in facts if fact["kind"] == "epoch"][1:]
+    steps = next(fact["steps"] for fact in facts if fact["kind"] == "task")
+    return 1000 * statistics.median(fact["seconds"] for fact in epochs) / steps
+
+
+def cluster(agents: int, out: Path, env: dict[str, str]) -> float:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    common = {"WORLD_SIZE": str(agents), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "codecl", "run", "split-cifar100", *settings(agents), "--out", str(out)]
+    ranks = [
+        subprocess.Popen(command, env={**env, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=-3)
+        for rank in range(agents)
+    ]
+    assert [rank.wait() for rank in ranks] == [0] * agents
+    return step_ms(next(out.glob("*/seed-*")))
+
+
+def peers(agents: int, out: Path, env: dict[str, str]) -> float:
+    command = [sys.executable, "-m", "codecl", "peer", "local", "split-cifar100", *settings(agents), "--out", str(out)]
+    assert subprocess.run([*command, "--deadline", "none"], env=env, stdout=-3).returncode == 0
+    return statistics.median(step_ms(folder) for folder in out.glob("*/seed-*/agent-?"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("times", type=int, nargs="?", default=5)
+    parser.add_argument("--agents", type=int, default=4)
+    given = parser.parse_args()
+    ratios = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made(folder)
+        env = {**os.environ, "CODECL_DATA": name, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        for turn in range(given.times):
+            a = cluster(given.agents, folder / f"cluster-{turn}", env)
+            b = peers(given.agents, folder / f"peers-{turn}", env)
+            ratios.append(b / a)
+            print(f"cluster {a:.1f} ms   peers {b:.1f} ms   ratio {b / a:.2f}", flush=True)
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"peers / cluster: {statistics.median(ratios):.2f} ({spread}, {len(ratios)} turns)")
+
+
+if __name__ == "__main__":
+    main()
