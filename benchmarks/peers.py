@@ -1,6 +1,7 @@
 """Time a step, AlexNet, 4 agents on a ring: `peers` (gRPC, TLS) against `cluster` (gloo), in turn, on this machine.
 
 python benchmarks/peers.py [TIMES] [--agents N]        made images; prints a row a turn, then ratios
+python benchmarks/peers.py --load 32 [--topology torus]        the quickstart: messages, memory, sockets
 """
 
 import argparse
@@ -11,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -61,11 +63,59 @@ def peers(agents: int, out: Path, env: dict[str, str]) -> float:
     return statistics.median(step_ms(folder) for folder in out.glob("*/seed-*/agent-?"))
 
 
+def connections(process: int) -> int:
+    """TCP connections that stand."""
+    files = [Path(f"/proc/{process}/net/{name}") for name in ("tcp", "tcp6")]
+    table = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()[1:]]
+    standing = {f"socket:[{row[9]}]" for row in table if row[3] == "01"}
+    return sum(os.readlink(file) in standing for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink())
+
+
+def memory(process: int) -> dict[str, int]:
+    """MiB: resident, and of that not shared with others."""
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:])
+    own = sum(int(rows[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
+    return {"resident": int(rows["Rss"].split()[0]) >> 10, "own": own >> 10}
+
+
+def load(agents: int, topology: str) -> None:
+    """A fleet of the quickstart, looked at in the middle of its second task."""
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name)
+        command = [sys.executable, "-m", "codecl", "peer", "local", "--agents", str(agents), "--topology", topology]
+        began = time.monotonic()
+        fleet = subprocess.Popen([*command, "--set", "data.tasks=2", "--deadline", "none", "--out", name], stdout=-3)
+        while not any('"task": 1' in file.read_text() for file in out.glob("*/seed-*/agent-0/events.jsonl")):
+            time.sleep(0.5)
+            assert fleet.poll() is None
+        children = Path(f"/proc/{fleet.pid}/task/{fleet.pid}/children").read_text().split()
+        sizes, sockets = [memory(int(one)) for one in children], [connections(int(one)) for one in children]
+        assert fleet.wait() == 0
+        seconds = time.monotonic() - began
+        folders = sorted(out.glob("*/seed-*/agent-*/"))
+        facts = [json.loads(line) for line in (folders[0] / "events.jsonl").read_text().splitlines()]
+        found = [json.loads((folder / "metrics.json").read_text()) for folder in folders]
+        epochs = [fact for fact in facts if fact["kind"] == "epoch"]
+    steps, busy = found[0]["timing"]["iterations"], sum(fact["seconds"] for fact in epochs)
+    messages = sum(fact["messages"] for fact in epochs) * agents
+    print(f"{agents} peers on {topology}: {seconds:.0f} s in all, ACC {found[0]['acc']:.2f}, {found[0]['status']}")
+    print(f"{1000 * busy / steps:.1f} ms a step, {messages / busy:.0f} messages a second while training")
+    for what in ("resident", "own"):
+        print(f"{what} memory of an agent: {statistics.median(size[what] for size in sizes)} MiB")
+    print(
+        f"connections of an agent: {sorted(set(sockets))}; neighbours: {sorted({len(one['links']) for one in found})}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("times", type=int, nargs="?", default=5)
     parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--load", type=int)
+    parser.add_argument("--topology", default="ring")
     given = parser.parse_args()
+    if given.load:
+        return load(given.load, given.topology)
     ratios = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

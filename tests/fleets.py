@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import yaml
@@ -66,6 +66,12 @@ class Wire:
     def heal(self) -> None:
         self.whole = True
 
+    def close(self) -> None:
+        self.cut()
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
 
 class LocalFleet:
     """Law: nothing of it is left behind."""
@@ -89,7 +95,7 @@ class LocalFleet:
     command: tuple[str, ...] = (*CODECL, "agent")
 
     def start(self, agent: int) -> None:
-        log = (self.folder / f"{agent}.log").open("a")
+        log = self._logs.enter_context((self.folder / f"{agent}.log").open("a"))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         args = [*self.command, str(self.files[agent]), "--out", str(self.folder / "runs")]
@@ -137,6 +143,7 @@ class LocalFleet:
         return {agent: one.wait(max(0.1, deadline - time.monotonic())) for agent, one in self.processes.items()}
 
     def __enter__(self) -> "LocalFleet":
+        self._logs = ExitStack()
         for agent in range(self.config.agents):
             self.start(agent)
         return self
@@ -147,3 +154,6 @@ class LocalFleet:
                 process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait()
+        self._logs.close()
+        for wire in self.wires.values():
+            wire.close()
