@@ -1,7 +1,7 @@
 """One who dials an agent with gRPC, proper or not, and sends what it likes.
 
-python -m tests.faults.hostile FLEET AGENT VICTIM FILE …        as AGENT: what is in each file 5 times, a line on stdout;
-                                                                after one on stdin 50 times, and so on
+python -m tests.faults.hostile FLEET AGENT VICTIM FILE …       as AGENT: what is in each file once, a line on stdout;
+                                                               after one on stdin ten times, a line on stdout
 """
 
 import queue
@@ -85,7 +85,7 @@ def main(folder: Path, agent: int, victim: int, files: list[Path]) -> None:
     us, them = (fleet.read(folder / f"agent-{number}" / "agent.yaml") for number in (agent, victim))
     known = [path.read_bytes() for path in files]
     with calling(them, us.identity) as caller:
-        for times in (5, 50):
+        for times in (1, 10):
             for data in known:
                 for _ in range(times):
                     caller.dial()
