@@ -63,7 +63,7 @@ def checked(chart: Chart, fleet: str, agents: int, check: Check) -> Chart:
         fits = facts["fleet"] == fleet and _number(task, 1 << 32) and _number(grower, agents)
         fits = fits and isinstance(named, dict) and isinstance(facts["before"], str)
         fits = fits and bool(part) and all(_number(agent, agents) for agent in part)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadFrame(f"a chart whose manifest cannot be read ({error})") from error
     if not fits:
         raise BadFrame("a chart whose manifest does not fit this fleet")
@@ -71,7 +71,7 @@ def checked(chart: Chart, fleet: str, agents: int, check: Check) -> Chart:
         raise BadFrame(f"a chart of task {task + 1} without the signature of agent {grower}, who should have grown it")
     for name, value in chart.tensors.items():
         if named.get(name) != digest({name: value}):
-            raise BadFrame(f"a chart of task {task + 1} whose tensor {name!r} is not what agent {grower} signed")
+            raise BadFrame(f"a chart of task {task + 1} whose tensor {name[:80]!r} is not what agent {grower} signed")
     return chart
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 LENGTH = 4
 MOST_HEADER = 4 << 20  # a manifest names every tensor of a model
-MOST_DIMENSIONS = 8
+MOST_DIMENSIONS, MOST_TENSORS, LONGEST = 8, 1 << 14, 1 << 40
 DTYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.int64, torch.uint8)}
 TEXT, BYTES, NUMBER, YES = "string", "bytes", "uint64", "bool"
 MESSAGES: dict[str, list[tuple[str, str, bool]]] = {  # name, type, repeated; numbered from 1 in this order, for ever
@@ -94,6 +94,8 @@ def decode(data: bytes, most: int) -> Frame:
         kind = Kind(header.kind)
     except (DecodeError, ValueError) as error:
         raise BadFrame(f"its header cannot be read ({error})") from error
+    if len(header.tensors) > MOST_TENSORS:
+        raise BadFrame(f"{len(header.tensors)} tensors; {MOST_TENSORS} are the most that fit")
     sizes = [_size(form) for form in header.tensors]
     rest = len(data) - LENGTH - length
     if sum(sizes) > most:
@@ -121,7 +123,7 @@ def _tensors(data: bytes, start: int, forms: Sequence[Any], sizes: Sequence[int]
 def _size(form: Any) -> int:
     if form.dtype not in DTYPES:
         raise BadFrame(f"a tensor of type {form.dtype[:20]!r}")
-    if len(form.shape) > MOST_DIMENSIONS or any(length >= 1 << 40 for length in form.shape):
+    if len(form.shape) > MOST_DIMENSIONS or prod(max(1, length) for length in form.shape) >= LONGEST:
         raise BadFrame(f"a tensor of {len(form.shape)} dimensions, up to {max(form.shape)} long")
     return int(prod(form.shape)) * DTYPES[form.dtype].itemsize
 

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from codecl.exchange.frames import BadFrame
 log = logging.getLogger("codecl.peers")
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MOST_RETRY_S = 0.1, 2.0
+QUIET_S = 5.0  # between two lines of the log about one thing
+MOST_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
 
 
@@ -40,6 +42,22 @@ class Listener(NamedTuple):
     admits: Callable[[int], bool]  # whether this agent may be a neighbour now
 
 
+class Saying:
+    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._said, self._lock = log, dict[Hashable, float](), threading.Lock()
+
+    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._said = {known: when for known, when in self._said.items() if now - when < QUIET_S}
+            if topic in self._said:
+                return
+            self._said[topic] = now
+        self._log.log(level, line, *about)
+
+
 class Link:
     """One way out to a neighbour: frames wait here until gRPC takes them."""
 
@@ -47,6 +65,7 @@ class Link:
         self.peer, self.most, self.open, self.why = peer, most, True, ""
         self._out: deque[tuple[bytes, bool]] = deque()
         self._changed = threading.Condition()
+        self.cancel: Callable[[], Any] = lambda: None  # ends what waits for a neighbour that takes nothing
 
     def put(self, data: bytes, may_drop: bool) -> None:
         """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
@@ -55,7 +74,16 @@ class Link:
             waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
             if len(waiting) > self.most:
                 del self._out[waiting[0]]
+            full = len(self._out) > MOST_WAITING
             self._changed.notify()
+        if full:
+            self.close("it takes nothing")
+
+    @property
+    def waiting(self) -> int:
+        """Frames that may not be dropped and are not taken yet."""
+        with self._changed:
+            return sum(not drop for _, drop in self._out)
 
     def frames(self) -> Iterator[bytes]:
         while True:
@@ -73,6 +101,8 @@ class Link:
             if at_once:
                 self._out.clear()
             self._changed.notify_all()
+        if at_once:
+            self.cancel()
 
 
 class Links:
@@ -85,6 +115,8 @@ class Links:
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._lock = threading.Lock()
+        self._say = Saying(log)
+        self._not_before: dict[int, float] = {}  # who may dial us again, and when
         self._options = [
             ("grpc.max_receive_message_length", most + GRPC_SLACK),
             ("grpc.max_send_message_length", -1),
@@ -131,6 +163,11 @@ class Links:
         link.put(data, may_drop)
         return True
 
+    def waiting(self, peer: int) -> int:
+        with self._lock:
+            link = self._links.get(peer)
+        return link.waiting if link else 0
+
     def want(self, peers: set[int]) -> None:
         """Hold links to these agents and to nobody else."""
         ours = {peer for peer in peers if self.me < peer}
@@ -169,12 +206,14 @@ class Links:
             while not stop.is_set():
                 link, began = Link(peer, self.ahead), time.monotonic()
                 stream = call(link.frames())
+                link.cancel = stream.cancel
                 why = self._read(link, stream, on_first=True)
                 stream.cancel()
                 if stop.is_set():
                     break
                 if why != said:
-                    log.info("agent %d at %s: no link (%s)", peer, self.places[peer], why)
+                    about = peer, self.places[peer], why
+                    self._say(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
                 pause = RETRY_S if time.monotonic() - began > MOST_RETRY_S else min(1.5 * pause, MOST_RETRY_S)
                 said = why
                 stop.wait(pause)
@@ -185,13 +224,27 @@ class Links:
         peer = self.keys.agent_of(names[0]) if names else None
         if peer is None or peer >= self.me or not self.listener.admits(peer):
             who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
-            log.warning("refused: %s from %s is no neighbour that dials agent %d", who, context.peer(), self.me)
+            line = "refused: %s from %s is no neighbour that dials agent %d"
+            self._say(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
             return
+        if not self._admitted(peer):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
+            return
         link = Link(peer, self.ahead)
+        link.cancel = context.cancel
         context.add_callback(link.close)
         threading.Thread(target=self._read, args=(link, frames), name=f"read-{peer}", daemon=True).start()
         yield from link.frames()
+
+    def _admitted(self, peer: int) -> bool:
+        """Whoever dials over and over, or sent what does not fit, has to wait."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._not_before.get(peer, now):
+                return False
+            self._not_before[peer] = now + RETRY_S
+        return True
 
     def _read(self, link: Link, frames: Any, on_first: bool = False) -> str:
         """Take in frames until the link ends; why it did."""
@@ -211,7 +264,10 @@ class Links:
                     break
             link.close("it closed the link")
         except BadFrame as error:
-            log.warning("refused: a frame of agent %d (%s); its link is closed", link.peer, error)
+            line = "refused: a frame of agent %d (%s); its link is closed"
+            self._say(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
+            with self._lock:
+                self._not_before[link.peer] = time.monotonic() + MOST_RETRY_S
             link.close(f"a frame that does not fit: {error}")
         except grpc.RpcError as error:
             said = getattr(error, "details", lambda: "")() or type(error).__name__

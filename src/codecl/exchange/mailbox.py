@@ -18,13 +18,13 @@ from codecl.exchange import charts, frames
 from codecl.exchange.base import Tensors, nbytes
 from codecl.exchange.charts import Archive, Chart
 from codecl.exchange.frames import BadFrame, Frame, Kind
-from codecl.exchange.links import Links
+from codecl.exchange.links import Links, Saying
 from codecl.exchange.members import Members, Rules, Self
 from codecl.exchange.neighbours import Neighbours
 from codecl.topology import Topology
 
 log = logging.getLogger("codecl.peers")
-MOST_CHARTS, MOST_SUMS = 16, 256  # that wait to be looked at
+MOST_CHARTS, MOST_SUMS, MOST_NOTES = 16, 32, 4096  # that wait to be looked at; sums by neighbour
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 WANT_S = 0.5
 
@@ -64,9 +64,10 @@ class Mailbox:
         self.met = False  # whether the start is over
         self.degraded = False  # whether anybody, as far as we know, missed anything
         self.members = Members(agents, me.agent, rules.silence if rules.deadline else float("inf"))
-        self.notes: deque[dict[str, Any]] = deque()  # for the record: changes in membership
+        self.notes: deque[dict[str, Any]] = deque(maxlen=MOST_NOTES)  # for the record: changes in membership
         self.bytes: dict[int, dict[str, int]] = {}  # by neighbour: sent, received, and their headers
         self.ahead = 2 * agents + 8  # steps between the first and the last: as many as a ring needs with nothing lost
+        self._say = Saying(log)
         self._told: dict[tuple[int, Kind], float] = {}
         self._last: bytes | None = None
         self.size, self.most = 0, 0
@@ -107,7 +108,7 @@ class Mailbox:
         task, step = self.at
         about = {"kind": "member", "task": task, "step": step, "agent": agent, "state": state}
         self.notes.append(about | ({"why": why} if why else {}) | more)
-        log.info("agent %d: %s%s", agent, state, f" ({why})" if why else "")
+        self._say(logging.INFO, (agent, state), "agent %d: %s%s", agent, state, f" ({why})" if why else "")
 
     # out
 
@@ -201,6 +202,8 @@ class Mailbox:
         header = frame.header
         if header.fleet != self.me.fleet or header.sender != peer:
             raise BadFrame(f"it says it is of agent {header.sender} of fleet {header.fleet[:20]!r}")
+        if header.task > self.tasks or len(header.chart) != len(self.chart):
+            raise BadFrame(f"it says it is in task {header.task + 1} of {self.tasks}, in a chart that is none")
         chart = Chart(header.manifest, header.signature, frame.tensors)
         if frame.kind is Kind.CHART:
             charts.checked(chart, self.me.fleet, len(self.rows), self.me.check)
@@ -235,7 +238,8 @@ class Mailbox:
             return  # of another chart: never mixed
         if frame.at < self.at and (not ours or self.step - frame.at[1] > self.ahead):
             if self._due(peer, Kind.LATE, LATE_S):
-                log.info("agent %d: its row of task %d, step %d is late; dropped", peer, *frame.at)
+                said = "agent %d: its row of task %d, step %d is late; dropped"
+                self._say(logging.INFO, (peer, "late"), said, peer, *frame.at)
                 self.send(peer, Kind.LATE)
             return
         if self.met and peer not in self.live and peer not in self.neighbours.dead and peer in self.neighbours.weights:
@@ -255,12 +259,18 @@ class Mailbox:
             self.arrived = [*others[1 - MOST_CHARTS :], chart]
 
     def _sum(self, peer: int, frame: Frame) -> None:
-        if frame.header.task >= self.task and len(self.sums) < MOST_SUMS:
-            self.sums[frame.header.task, frame.header.root, frame.header.number, peer] = frame.tensors
+        if frame.header.task < self.task:
+            return
+        self.sums[frame.header.task, frame.header.root, frame.header.number, peer] = frame.tensors
+        kept = [key for key in self.sums if key[3] == peer]
+        if len(kept) > MOST_SUMS:  # of its own, never of others
+            del self.sums[kept[0]]
 
     def _wanted(self, peer: int, frame: Frame) -> None:
         if list(frame.header.history)[:1] != [self.archive.start]:
             raise BadFrame("it started from another config, seed, code or initial weights")
+        if self.links.waiting(peer) > 1:
+            return  # it has not taken what it wanted before; it will ask again
         for chart in self.archive.lacks(list(frame.header.history)):
             self.hand(peer, chart)
         if frame.header.number and self._last is not None and self.archive.ids == list(frame.header.history):

@@ -28,6 +28,7 @@ class Self(NamedTuple):
 
 At = tuple[int, int]  # task, step
 STEPS = 1 << 32  # a place travels as task · STEPS + step
+CLOCKS_MS = 86_400_000  # by which clocks may differ
 
 
 class Members:
@@ -53,7 +54,9 @@ class Members:
         if not len(beats) == len(places) == len(self.beats):
             raise BadFrame(f"signs of life of {len(beats)} agents; the fleet has {len(self.beats)}")
         now, moved = self._clock(), []
-        for agent, (beat, place) in enumerate(zip(beats, places, strict=True)):
+        latest = int(time.time() * 1000) + CLOCKS_MS  # whoever lies about a sign silences nobody for good
+        for agent, (said, place) in enumerate(zip(beats, places, strict=True)):
+            beat = min(said, latest)
             if beat > self.beats[agent] and agent == self.me:
                 self.beats[agent] = beat  # of an earlier life: ours go on from there
             elif beat > self.beats[agent]:

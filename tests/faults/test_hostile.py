@@ -1,0 +1,652 @@
+"""What strangers and hostile neighbours send is refused, harms nothing else, fills neither memory nor log.
+
+Agent 3 is attacked over real sockets. Agents 2 (who dials it) and 4 (whom it dials) are good neighbours, agent 1 is a
+hostile one, agent 0 is none.
+"""
+
+import logging
+import random
+import socket
+import ssl
+import subprocess
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("grpc")
+
+import grpc
+
+from codecl import certificates, fleet, peer
+from codecl.config import validate
+from codecl.exchange import charts, frames, links, mailbox
+from codecl.exchange.charts import Archive
+from codecl.exchange.frames import BadFrame, Kind
+from codecl.exchange.mailbox import Mailbox
+from codecl.exchange.members import Rules
+from codecl.fleet import PeersConfig, name_of, topology_of
+from tests.faults.hostile import calling
+from tests.launching import PYTHON, free_port, variables
+
+AGENTS, ME, HOSTILE, GOOD = 5, 3, 1, (2, 4)
+LINKS = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 0)]
+EDGES = [*LINKS, *((b, a) for a, b in LINKS)]
+START, MOST, SIZE, STEP = bytes(32), 1 << 21, 5, 40
+CONFIG = validate({"preset": "fit", "agents": AGENTS, "topology": {"name": "mine", "edges": EDGES}})
+
+
+def made(folder):
+    """A fleet on the loopback: its members."""
+    addresses = [("127.0.0.1", free_port()) for _ in range(AGENTS)]
+    return [fleet.read(path) for path in fleet.init(CONFIG, addresses, PeersConfig(), folder)]
+
+
+def first_chart(members, values=None, grower=0, task=0, before=START):
+    values = {"head": torch.ones(3), "w": torch.zeros(1 << 18)} if values is None else values
+    identity = members[grower].identity
+    sign = partial(fleet.sign, identity.key)
+    return charts.make(identity.fleet, task, grower, range(AGENTS), before, values, sign)
+
+
+def archive(members):
+    out = Archive(START, {"head"})
+    out.take(first_chart(members))
+    return out
+
+
+class Spied(Mailbox):
+    """Counts what reaches it."""
+
+    def __init__(self, member):
+        super().__init__(topology_of(member.fleet), peer.who(member), Rules(5, 60, 60))
+        self.reached = Counter()
+
+    def heard(self, peer, data):
+        self.reached[peer] += 1
+        super().heard(peer, data)
+
+    def at_work(self, past, connect):
+        """In the middle of the second task, where the chart has SIZE numbers."""
+        self.step, self.size = STEP, SIZE
+        self.open(past, 3, MOST, connect)
+        return self
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Whoever is turned away may come again soon: tests should not wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(links, "RETRY_S", 0.01)
+        patch.setattr(links, "MOST_RETRY_S", 0.02)
+        patch.setattr(links, "GRPC_SLACK", 3 << 20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("ours") / "fleet")
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("theirs") / "fleet")
+
+
+@pytest.fixture(scope="module")
+def boxes(members, quick):
+    past = archive(members)
+    out = {}
+    with ExitStack() as stack:
+        for agent in (ME, *GOOD):
+            own = Archive(START, {"head"})
+            own.take(past.charts[0])
+            out[agent] = Spied(members[agent]).at_work(own, partial(peer.connected, members[agent]))
+            stack.callback(out[agent].close)
+        until(lambda: out[ME].links.up == set(GOOD))
+        yield out
+
+
+@pytest.fixture
+def victim(boxes, caplog):
+    """Agent 3, as it is at the start of every attack: its good links work, nothing was logged."""
+    box = boxes[ME]
+    until(lambda: box.links.up == set(GOOD))
+    goes_on(boxes)
+    caplog.set_level(logging.INFO, "codecl.peers")
+    caplog.clear()
+    box.links._say, box._say = links.Saying(links.log), links.Saying(links.log)
+    yield box
+    goes_on(boxes)
+
+
+def until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def step_of(box, agent):
+    """Where this agent said it was."""
+    return box.where[agent].step if agent in box.where else None
+
+
+def goes_on(boxes):
+    """Good links carry what good neighbours say, both ways."""
+    victim = boxes[ME]
+    for agent in GOOD:
+        friend = boxes[agent]
+        with friend.changed:
+            friend.step += 1
+            friend.beat()
+        until(lambda agent=agent, step=friend.step: step_of(victim, agent) == step)
+    with victim.changed:
+        victim.busy = not victim.busy
+        victim.beat()
+    for agent in GOOD:
+        until(lambda friend=boxes[agent]: friend.where[ME].busy == victim.busy)
+
+
+def kept(box):
+    """What a hostile frame should not change."""
+    with box.changed:
+        rows = {agent: sorted(rows) for agent, rows in box.rows.items()}
+        about = box.at, box.late, box.degraded, dict(box.live), box.archive.ids
+        return rows, sorted(box.sums), [one.id for one in box.arrived], about
+
+
+def warnings(caplog):
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@contextmanager
+def linked(members, box, agent=HOSTILE, **options):
+    """A hostile neighbour with a link; when it is gone, so is the link."""
+    with calling(members[ME], members[agent].identity, **options) as caller:
+        caller.linked()
+        until(lambda: agent in box.links.up)
+        yield caller
+    until(lambda: agent not in box.links.up)
+
+
+def frame(members, kind, tensors=None, **about):
+    """Of the hostile neighbour, right in all that is not said otherwise."""
+    me = members[ME]
+    fields = {"fleet": me.fleet.name, "sender": HOSTILE, "task": 1, "step": STEP, "chart": bytes(32)}
+    fields |= {"beats": [1] * AGENTS, "places": [0] * AGENTS}
+    return frames.encode(kind, tensors, **(fields | about))
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+# strangers: TLS refuses them
+
+
+def forged(members):
+    """A certificate that says all the right things, of an authority that calls itself ours."""
+    name = members[0].fleet.name
+    signer, key = certificates.new_key(), certificates.new_key()
+    root = certificates.of_authority(name, signer)
+    made = certificates.of_agent(name_of(name, HOSTILE), "127.0.0.1", key, root, signer)
+    return SimpleNamespace(key=certificates.key_pem(key), certificate=certificates.pem(made))
+
+
+STRANGERS = {
+    "of another fleet": lambda members, strangers: strangers[HOSTILE].identity,
+    "of a forged authority": lambda members, strangers: forged(members),
+    "without a certificate": lambda members, strangers: None,
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_who_is_not_of_our_authority_is_refused_before_it_says_anything(victim, boxes, members, strangers, who, caplog):
+    before, reached = kept(victim), victim.reached[HOSTILE]
+    with calling(members[ME], STRANGERS[who](members, strangers)) as caller:
+        caller.send(frame(members, Kind.BEAT))
+        goes_on(boxes)
+        assert caller.code() is grpc.StatusCode.UNAVAILABLE
+        assert victim.links.up == set(GOOD)
+    assert kept(victim) == before
+    assert victim.reached[HOSTILE] == reached
+    assert caplog.records == []
+
+
+def test_calls_without_tls_are_refused(victim, boxes, members, caplog):
+    with grpc.insecure_channel(members[ME].fleet.places[ME].address) as channel:
+        stream = channel.stream_stream(f"/{links.SERVICE}/{links.METHOD}")(iter([frame(members, Kind.BEAT)]))
+        goes_on(boxes)
+        with pytest.raises(grpc.RpcError) as error:
+            next(stream)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert victim.links.up == set(GOOD)
+    assert caplog.records == []
+
+
+def on_socket(members, data, identity=None):
+    """Say this; what is answered until the other side ends it."""
+    place = members[ME].fleet.places[ME]
+    said = b""
+    with socket.create_connection((place.host, place.port), timeout=20) as raw, ExitStack() as stack:
+        end = raw
+        if identity:
+            context = ssl.create_default_context(cadata=members[ME].identity.authority.decode())
+            context.load_cert_chain(*identity)
+            context.set_alpn_protocols(["h2"])
+            end = stack.enter_context(context.wrap_socket(raw, server_hostname=name_of(members[ME].fleet.name, ME)))
+        end.sendall(data)
+        with suppress(OSError):
+            raw.shutdown(socket.SHUT_WR) if not identity else None
+            while more := end.recv(1 << 16):
+                said += more
+    return said
+
+
+BYTES = {
+    "plain HTTP": b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n",
+    "plain HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "nothing": b"",
+    "random": random.Random(1).randbytes(1 << 16),
+    "a TLS record and random": b"\x16\x03\x01\x02\x00\x01" + random.Random(2).randbytes(1 << 12),
+}
+
+
+@pytest.mark.parametrize("what", BYTES)
+def test_bytes_on_the_socket_are_refused(victim, members, what, caplog, capfd):
+    before = kept(victim)
+    capfd.readouterr()
+    said = on_socket(members, BYTES[what])
+    assert len(said) < 100  # an alert at most
+    assert len(capfd.readouterr().err.splitlines()) <= 1  # of gRPC itself
+    assert victim.links.up == set(GOOD)
+    assert kept(victim) == before
+    assert caplog.records == []
+
+
+def test_random_bytes_inside_tls_are_refused(victim, boxes, members, caplog):
+    """Of a right neighbour that speaks something else."""
+    pair = members[HOSTILE].folder / "certificate.pem", members[HOSTILE].folder / "key.pem"
+    for seed in range(5):
+        said = on_socket(members, random.Random(seed).randbytes(1 << 14), pair)
+        assert len(said) < 1000
+    assert HOSTILE not in victim.links.up
+    assert caplog.records == []
+
+
+def test_sockets_that_say_nothing_keep_nobody_out(victim, boxes, members):
+    place = members[ME].fleet.places[ME]
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection((place.host, place.port), timeout=20))
+        goes_on(boxes)
+        with linked(members, victim):
+            goes_on(boxes)
+
+
+# members of the fleet that have no business here
+
+
+@pytest.mark.parametrize("agent", [0, ME, 4], ids=["no neighbour", "oneself", "a neighbour that should be dialled"])
+def test_who_should_not_dial_is_refused_in_one_line(victim, boxes, members, agent, caplog):
+    before, link = kept(victim), victim.links._links.get(agent)
+    for _ in range(5):
+        with calling(members[ME], members[agent].identity) as caller:
+            caller.send(frame(members, Kind.BEAT, sender=agent, step=7777))
+            goes_on(boxes)
+            assert caller.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert f"does not expect agent {agent}" in caller.stream.details()
+    assert victim.links._links.get(agent) is link  # a good one stays
+    assert all(where.step != 7777 for where in victim.where.values())
+    assert kept(victim) == before
+    (line,) = caplog.records
+    assert f"refused: agent {agent} from" in line.getMessage()
+
+
+# a hostile neighbour
+
+
+def row(size=SIZE):
+    return {"row": torch.ones(size)}
+
+
+def handed(chart):
+    return {"tensors": chart.tensors, "manifest": chart.manifest, "signature": chart.signature}
+
+
+def altered(members):
+    """By a relay: one number."""
+    chart = first_chart(members, task=1)
+    return chart._replace(tensors={**chart.tensors, "head": torch.tensor([1.0, 1.0, 1.5])})
+
+
+def unsigned(members):
+    chart = first_chart(members, task=1)
+    return chart._replace(signature=fleet.sign(members[HOSTILE].identity.key, chart.manifest))
+
+
+def claims(members, size):
+    kinds = frames._kinds()
+    form = kinds["Form"](name="row", dtype="uint8", shape=[size])
+    header = kinds["Header"](kind=Kind.ROW, fleet=members[ME].fleet.name, sender=HOSTILE, tensors=[form])
+    data = header.SerializeToString()
+    return len(data).to_bytes(4, "big") + data + bytes(100)
+
+
+def ours(box):
+    return {"chart": box.chart}
+
+
+HOSTILE_FRAMES = {
+    "claims 10 GB": (lambda m, box: claims(m, 10 << 30), "claims 10737418240 bytes of tensors"),
+    "claims more than it has": (lambda m, box: claims(m, 1000), "claims 1000 bytes of tensors and has 100"),
+    "random bytes": (lambda m, box: random.Random(3).randbytes(5000), "a header of"),
+    "another sender": (lambda m, box: frame(m, Kind.ROW, row(), sender=2, **ours(box)), "it is of agent 2"),
+    "another fleet": (lambda m, box: frame(m, Kind.ROW, row(), fleet="ba9876543210", **ours(box)), "of fleet 'ba98"),
+    "a row too long": (lambda m, box: frame(m, Kind.ROW, row(SIZE + 1), **ours(box)), "a row of 6 numbers"),
+    "a row that is none": (lambda m, box: frame(m, Kind.ROW, {"rows": torch.ones(5)}, **ours(box)), "a row that is"),
+    "an unknown kind": (lambda m, box: frame(m, 99), "99 is not a valid Kind"),
+    "a task that is none": (lambda m, box: frame(m, Kind.LATE, task=10**6), "in task 1000001 of 3"),
+    "a chart's name of a megabyte": (lambda m, box: frame(m, Kind.ROW, row(), chart=bytes(1 << 20)), "a chart that is"),
+    "signs of too many": (lambda m, box: frame(m, Kind.BEAT, beats=[1] * 9), "signs of life of 9 agents"),
+    "another past": (lambda m, box: frame(m, Kind.WANT, history=[bytes(31) + b"1"]), "it started from another"),
+    "a chart that a relay altered": (lambda m, box: frame(m, Kind.CHART, **handed(altered(m))), "'head' is not what"),
+    "a chart of a wrong signature": (
+        lambda m, box: frame(m, Kind.CHART, **handed(unsigned(m))),
+        "without the signature",
+    ),
+    "a deep manifest": (lambda m, box: frame(m, Kind.CHART, manifest=b"[" * 10**6), "manifest cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_FRAMES)
+def test_a_frame_that_does_not_fit_closes_its_link_in_one_line(victim, boxes, members, what, caplog):
+    build, reason = HOSTILE_FRAMES[what]
+    before = kept(victim)
+    with linked(members, victim) as caller:
+        caller.send(build(members, victim))
+        goes_on(boxes)
+        caller.code()
+        until(lambda: HOSTILE not in victim.links.up)
+        assert kept(victim) == before
+        (line,) = warnings(caplog)
+        assert line.getMessage().startswith("refused: a frame of agent 1 (")
+        assert reason in line.getMessage()
+        assert "\n" not in line.getMessage()
+        assert len(caplog.records) <= 3  # connected, refused, disconnected
+        caller.dial()  # it may come back, and is heard
+        caller.linked()
+        step = random.randrange(1 << 20)
+        caller.send(frame(members, Kind.BEAT, step=step))
+        until(lambda: step_of(victim, HOSTILE) == step)
+
+
+@pytest.mark.parametrize("at", [(0, 3), (1, 3)], ids=["of an earlier task", "of an earlier step"])
+def test_a_recorded_row_that_comes_again_is_late_and_never_kept(victim, members, at, caplog):
+    task, step = at
+    recorded = frame(members, Kind.ROW, row(), task=task, step=step, chart=victim.archive.ids[task])
+    before = kept(victim)
+    with linked(members, victim) as caller:
+        caller.send(*[recorded] * 50)
+        kinds = (frames.decode(data, MOST).kind for data in caller.stream if data)
+        assert next(kind for kind in kinds if kind is not Kind.BEAT) is Kind.LATE
+        reached = victim.reached[HOSTILE]
+        caller.send(recorded)
+        until(lambda: victim.reached[HOSTILE] > reached)
+        assert HOSTILE in victim.links.up
+        assert kept(victim) == before
+    assert warnings(caplog) == []
+    assert len([line for line in caplog.records if "late" in line.getMessage()]) == 1
+
+
+def test_a_row_of_this_step_is_kept_once_and_the_first_stays(victim, members):
+    """So that a test that keeps nothing would be seen."""
+    with linked(members, victim) as caller:
+        for value in (1.0, 2.0):
+            caller.send(frame(members, Kind.ROW, {"row": torch.full((SIZE,), value)}, **ours(victim)))
+        caller.send(frame(members, Kind.BEAT, step=STEP + 5))
+        until(lambda: step_of(victim, HOSTILE) == STEP + 5)
+        assert victim.rows[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
+
+
+def test_a_row_of_another_chart_is_never_kept(victim, members, caplog):
+    before = kept(victim)
+    with linked(members, victim) as caller:
+        caller.send(frame(members, Kind.ROW, row(), chart=bytes(31) + b"x"), frame(members, Kind.BEAT, step=STEP + 9))
+        until(lambda: step_of(victim, HOSTILE) == STEP + 9)
+        assert kept(victim) == before
+    assert warnings(caplog) == []
+
+
+def test_a_message_beyond_the_cap_is_not_taken_in(victim, boxes, members, caplog):
+    before, reached = kept(victim), victim.reached[HOSTILE]
+    with linked(members, victim) as caller:
+        caller.send(bytes(MOST + links.GRPC_SLACK + 1))
+        goes_on(boxes)
+        assert caller.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+        until(lambda: HOSTILE not in victim.links.up)
+    assert victim.reached[HOSTILE] == reached
+    assert kept(victim) == before
+    assert warnings(caplog) == []
+    assert len(caplog.records) <= 2
+
+
+LARGE = {
+    "beyond the cap": (lambda m, box: bytes(MOST + links.GRPC_SLACK + 1), 2),
+    "claims 10 GB": (lambda m, box: claims(m, 10 << 30), 6),
+    "a header of 4 MB": (lambda m, box: frame(m, Kind.BEAT, manifest=bytes((4 << 20) + 1)), 6),
+    "a chart that is altered": (HOSTILE_FRAMES["a chart that a relay altered"][0], 6),
+}
+
+
+def test_memory_stays_flat(victim, boxes, members, tmp_path, caplog):
+    """Two hundred times what is large, in what it is or in what it says, of another process; and few lines are
+    written."""
+    files = []
+    for number, (build, times) in enumerate(LARGE.values()):
+        files += [tmp_path / str(number)] * times
+        files[-1].write_bytes(build(members, victim))
+    command = [*PYTHON, "-m", "tests.faults.hostile", members[ME].folder.parent, str(HOSTILE), str(ME), *files]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    began, reached = time.monotonic(), victim.reached[HOSTILE]
+    with subprocess.Popen(list(map(str, command)), env=variables(0, 1, 1), **pipes) as process:
+        assert process.stdout.readline() == "1\n"
+        before = resident()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        goes_on(boxes)
+        assert process.stdout.readline() == "10\n"
+        grown = resident() - before
+        process.communicate("\n")
+    assert process.returncode == 0
+    assert grown < 30 << 20
+    assert victim.reached[HOSTILE] == reached + 11 * 18  # those within the cap
+    assert HOSTILE not in victim.links.up
+    lines = 1 + (time.monotonic() - began) / links.QUIET_S
+    assert 1 <= len(warnings(caplog)) <= lines
+    assert len(caplog.records) <= 3 * lines
+
+
+def test_who_wants_charts_and_takes_none_is_not_given_more(victim, boxes, members):
+    with linked(members, victim, **{"grpc.http2.bdp_probe": 0}) as caller:
+        caller.send(*[frame(members, Kind.WANT, history=[START], number=1)] * 300)
+        reached = victim.reached[HOSTILE]
+        until(lambda: victim.reached[HOSTILE] >= reached + 300)
+        assert 1 <= victim.links.waiting(HOSTILE) < 10
+        goes_on(boxes)
+
+
+def test_links_that_take_nothing_keep_nobody_out(victim, boxes, members):
+    """One after another is opened and left with a chart that it does not take; good neighbours can still dial."""
+    with ExitStack() as stack:
+        for _ in range(3 * AGENTS):
+            caller = stack.enter_context(calling(members[ME], members[HOSTILE].identity, **{"grpc.http2.bdp_probe": 0}))
+            caller.linked()
+            caller.send(*[frame(members, Kind.WANT, history=[START])] * 3)
+            reached = victim.reached[HOSTILE]
+            until(lambda reached=reached: victim.reached[HOSTILE] > reached)
+        victim.links.drop(2, "to see whether it can dial again")
+        until(lambda: 2 not in victim.links.up)
+        until(lambda: 2 in victim.links.up)
+        goes_on(boxes)
+    until(lambda: HOSTILE not in victim.links.up)
+
+
+# how a link comes back
+
+
+def test_a_good_neighbour_dials_again_after_a_frame_that_did_not_fit(victim, boxes, members, caplog):
+    link = victim.links._links[2]
+    boxes[2].links.send(ME, b"spoiled on the way")
+    until(lambda: victim.links._links.get(2) not in (None, link))
+    goes_on(boxes)
+    (line,) = warnings(caplog)
+    assert "refused: a frame of agent 2" in line.getMessage()
+
+
+def test_who_sent_what_does_not_fit_has_to_wait(victim, members, monkeypatch):
+    with linked(members, victim) as caller:
+        monkeypatch.setattr(links, "MOST_RETRY_S", 60)
+        caller.send(b"spoiled")
+        caller.code()
+        until(lambda: HOSTILE not in victim.links.up)
+        caller.dial()
+        assert caller.code() is grpc.StatusCode.UNAVAILABLE
+        assert "too soon" in caller.stream.details()
+        victim.links._not_before.clear()
+        caller.dial()
+        caller.linked()
+
+
+def test_a_neighbour_that_answers_with_garbage_is_dialled_again_and_not_often_logged(tmp_path, quick, caplog):
+    """Here the hostile one is dialled."""
+    members = made(tmp_path / "fleet")
+    caplog.set_level(logging.INFO, "codecl.peers")
+    dialled = Counter()
+
+    def answer(frames, context):
+        dialled["times"] += 1
+        yield b"garbage"
+
+    identity = members[4].identity
+    server = grpc.server(ThreadPoolExecutor(2))
+    handlers = {links.METHOD: grpc.stream_stream_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(links.SERVICE, handlers),))
+    pair = [(identity.key, identity.certificate)]
+    credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
+    server.add_secure_port(members[4].fleet.places[4].address, credentials)
+    server.start()
+    box = Spied(members[ME]).at_work(archive(members), partial(peer.connected, members[ME]))
+    try:
+        until(lambda: dialled["times"] >= 10)
+    finally:
+        box.close()
+        server.stop(None).wait()
+    assert box.reached[4] >= 9
+    assert len(warnings(caplog)) == 1
+    assert len(caplog.records) <= 4
+
+
+# any frame
+
+
+class NoLinks:
+    """Takes everything and says nothing."""
+
+    up = frozenset({HOSTILE})
+
+    def send(self, peer, data, may_drop=False):
+        return True
+
+    def waiting(self, peer):
+        return 0
+
+    def want(self, peers):
+        pass
+
+    def close(self):
+        pass
+
+
+def any_frame(rng, members, box, known):
+    """Right in most things, so that it gets far."""
+    kind = rng.choice(list(Kind))
+    about = {
+        "task": rng.choice([0, 1, 1, 1, 2, 3, 4, 2**63]),
+        "step": rng.choice([0, STEP - 1, STEP, STEP + rng.randrange(200), 2**64 - 1]),
+        "chart": rng.choice([box.chart, box.chart, START, rng.randbytes(32)]),
+        "beats": [rng.choice([0, 1, 2**40, 2**64 - 1]) for _ in range(AGENTS)],
+        "places": [rng.choice([0, STEP, 2**32 + STEP, 2**64 - 1]) for _ in range(AGENTS)],
+        "root": rng.choice([0, 3, 2**64 - 1]),
+        "number": rng.randrange(400),
+        "busy": rng.random() < 0.5,
+        "hears": rng.random() < 0.5,
+        "history": [START, box.chart, rng.randbytes(32)][: rng.randrange(1, 4)],
+    }
+    if kind is Kind.CHART:
+        return frame(members, kind, **about, **handed(rng.choice(known)))
+    size = rng.choice([SIZE] * 6 + [0, 1, 600])
+    return frame(members, kind, {"row": torch.ones(size)} if kind in (Kind.ROW, Kind.SUM) else None, **about)
+
+
+def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(members):
+    from tests.laws.test_peers import mutated
+
+    rng, counts = random.Random(7), Counter()
+    box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
+    values = [{"head": torch.full((3,), float(number)), "w": torch.ones(4)} for number in range(40)]
+    known = [first_chart(members, one, 2, 1, rng.choice([START, box.chart])) for one in values]
+    known += [one._replace(tensors={"head": one.tensors["head"]}) for one in known[::4]]
+    box.met, past = True, box.archive.ids
+    try:
+        for number in range(15_000):
+            data = any_frame(rng, members, box, known)
+            try:
+                box.heard(HOSTILE, mutated(data, rng) if number % 2 else data)
+                counts["heard"] += 1
+            except BadFrame:
+                counts["refused"] += 1
+            if number % 1000 == 0:
+                box.encoded(Kind.BEAT)  # it can still speak
+        assert min(counts["heard"], counts["refused"]) > 3000
+        assert 1 <= len(box.rows[HOSTILE]) <= 2 * box.ahead
+        assert 1 <= len(box.sums) <= mailbox.MOST_SUMS
+        assert 1 <= len(box.arrived) <= mailbox.MOST_CHARTS
+        assert 1 <= len(box.notes) <= mailbox.MOST_NOTES
+        assert {agent for agent, rows in box.rows.items() if rows} == {HOSTILE} == set(box.where) == set(box.bytes)
+        assert len(box._told) < 10
+        assert (box.archive.ids, box.at) == (past, (1, STEP))
+        assert all(len(found.row_D) == SIZE for (task, _), found in box.rows[HOSTILE].items() if task == 1)
+    finally:
+        box.close()
+
+
+def test_one_neighbours_sums_leave_room_for_those_of_others(members):
+    box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
+    try:
+        for number in range(1000):
+            box.heard(HOSTILE, frame(members, Kind.SUM, {"x": torch.ones(1)}, number=number))
+        box.heard(2, frame(members, Kind.SUM, {"x": torch.ones(1)}, sender=2))
+        assert (1, 0, 0, 2) in box.sums
+        assert (1, 0, 999, HOSTILE) in box.sums
+    finally:
+        box.close()
+
+
+def test_notes_that_nobody_takes_are_bounded(members):
+    """A neighbour that comes and goes while a long epoch is trained."""
+    box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
+    try:
+        for _ in range(mailbox.MOST_NOTES):
+            box.link_changed(HOSTILE, True, "")
+            box.link_changed(HOSTILE, False, "it closed the link")
+        assert len(box.notes) == mailbox.MOST_NOTES
+    finally:
+        box.close()
