@@ -554,6 +554,26 @@ def test_a_neighbour_that_answers_with_garbage_is_dialled_again_and_not_often_lo
     assert len(caplog.records) <= 4
 
 
+@pytest.mark.parametrize("leaver", GOOD, ids=["who dialled", "who was dialled"])
+def test_what_is_on_its_way_when_an_agent_ends_still_leaves(tmp_path, quick, leaver):
+    members = made(tmp_path / "fleet")
+    with ExitStack() as stack:
+        both = [
+            Spied(members[agent]).at_work(archive(members), partial(peer.connected, members[agent]))
+            for agent in (ME, leaver)
+        ]
+        ours, theirs = both
+        stack.callback(ours.close)
+        until(lambda: leaver in ours.links.up and ME in theirs.links.up)
+        for _ in range(30):
+            assert theirs.hand(ME, theirs.archive.charts[0])
+        theirs.close()
+        sent = theirs.bytes[ME]["sent"]
+        assert sent >= 30 << 20
+        until(lambda: ours.bytes[leaver]["received"] == sent)
+        until(lambda: leaver not in ours.links.up)
+
+
 # any frame
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("grpc")
 
 from codecl import peer, seeding, topology
-from codecl.exchange import charts, frames, members
+from codecl.exchange import charts, frames, links, members
 from codecl.exchange.charts import Archive, Chart
 from codecl.exchange.frames import BadFrame, Kind
 from codecl.exchange.members import STEPS, Members
@@ -534,6 +534,20 @@ def test_of_old_charts_only_heads_are_kept():
 
 
 # small things
+
+
+def test_what_a_neighbour_does_not_take_is_bounded():
+    """The oldest rows make room; a neighbour that takes nothing else either loses its link."""
+    link = links.Link(1, 4)
+    for number in range(10):
+        link.put(b"%d" % number, may_drop=True)
+    assert [data for data, _ in link._out] == [b"6", b"7", b"8", b"9"]
+    for _ in range(links.MOST_WAITING - 4):
+        link.put(b"", may_drop=False)
+    assert (link.open, link.waiting) == (True, links.MOST_WAITING - 4)
+    link.put(b"", may_drop=False)
+    assert (link.open, link.waiting, link.why) == (False, 0, "it takes nothing")
+    assert list(link.frames()) == []
 
 
 @given(st.sets(st.tuples(st.integers(0, 30), st.integers(0, 3))))

@@ -19,6 +19,7 @@ from codecl.exchange.frames import BadFrame
 log = logging.getLogger("codecl.peers")
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MOST_RETRY_S = 0.1, 2.0
+JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
 QUIET_S = 5.0  # between two lines of the log about one thing
 MOST_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
@@ -114,6 +115,7 @@ class Links:
         self.me, self.keys, self.places, self.listener, self.ahead = me, keys, places, listener, ahead
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
+        self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
         self._say = Saying(log)
         self._not_before: dict[int, float] = {}  # who may dial us again, and when
@@ -195,6 +197,12 @@ class Links:
             link.close("this agent ends", at_once=False)
         self._server.stop(2.0).wait()
         self._workers.shutdown(wait=False)
+        deadline = time.monotonic() + JOIN_S
+        for thread, link in list(self._dialling.items()):
+            if link in links:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            link.close()
+            thread.join(JOIN_S)
 
     def _dial(self, peer: int, stop: threading.Event) -> None:
         name = self.keys.name_of(peer)
@@ -207,6 +215,7 @@ class Links:
                 link, began = Link(peer, self.ahead), time.monotonic()
                 stream = call(link.frames())
                 link.cancel = stream.cancel
+                self._dialling[threading.current_thread()] = link
                 why = self._read(link, stream, on_first=True)
                 stream.cancel()
                 if stop.is_set():
@@ -217,6 +226,7 @@ class Links:
                 pause = RETRY_S if time.monotonic() - began > MOST_RETRY_S else min(1.5 * pause, MOST_RETRY_S)
                 said = why
                 stop.wait(pause)
+        self._dialling.pop(threading.current_thread(), None)
 
     def _answer(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A neighbour has dialled us."""

@@ -18,7 +18,7 @@ from codecl.exchange import charts, frames
 from codecl.exchange.base import Tensors, nbytes
 from codecl.exchange.charts import Archive, Chart
 from codecl.exchange.frames import BadFrame, Frame, Kind
-from codecl.exchange.links import Links, Saying
+from codecl.exchange.links import JOIN_S, Links, Saying
 from codecl.exchange.members import Members, Rules, Self
 from codecl.exchange.neighbours import Neighbours
 from codecl.topology import Topology
@@ -68,6 +68,7 @@ class Mailbox:
         self.bytes: dict[int, dict[str, int]] = {}  # by neighbour: sent, received, and their headers
         self.ahead = 2 * agents + 8  # steps between the first and the last: as many as a ring needs with nothing lost
         self._say = Saying(log)
+        self._closing = threading.Event()
         self._told: dict[tuple[int, Kind], float] = {}
         self._last: bytes | None = None
         self.size, self.most = 0, 0
@@ -78,12 +79,13 @@ class Mailbox:
         self.task = len(archive.charts)
         self.links = connect(self)
         self.links.want(self.neighbours.all)
-        self._open = True
-        threading.Thread(target=self._beating, name="beats", daemon=True).start()
+        self._beats = threading.Thread(target=self._beating, name="beats", daemon=True)
+        self._beats.start()
 
     def close(self) -> None:
-        self._open = False
+        self._closing.set()
         self.links.close()
+        self._beats.join(JOIN_S)
 
     @property
     def at(self) -> tuple[int, int]:
@@ -159,12 +161,13 @@ class Mailbox:
 
     def _beating(self) -> None:
         every = min(0.5, self.rules.silence / 6)
-        while self._open:
+        while True:
             with self.changed:
                 self.heal()
                 self.beat()
                 self.changed.notify_all()
-            time.sleep(every)
+            if self._closing.wait(every):
+                return
 
     def heal(self) -> None:
         """The links and weights of the living, where somebody died or came back."""
