@@ -140,7 +140,7 @@ def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member
             break
         if archive.take(chart) is None:
             break
-    while archive.charts and not archive.charts[-1].whole:
+    while not archive.whole:
         archive.charts.pop()
     return archive
 

@@ -31,6 +31,7 @@ from codecl.exchange.charts import Archive
 from codecl.exchange.frames import BadFrame, Kind
 from codecl.exchange.mailbox import Mailbox
 from codecl.exchange.members import Rules
+from codecl.exchange.saying import QUIET_S, Saying
 from codecl.fleet import PeersConfig, name_of, topology_of
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, free_port, variables
@@ -121,7 +122,7 @@ def victim(boxes, caplog):
     goes_on(boxes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    box.links._say, box._say = links.Saying(links.log), links.Saying(links.log)
+    box.links._say, box._say = Saying(links.log), Saying(links.log)
     yield box
     goes_on(boxes)
 
@@ -469,7 +470,7 @@ def test_memory_stays_flat(victim, boxes, members, tmp_path, caplog):
     assert grown < 30 << 20
     assert victim.reached[HOSTILE] == reached + 11 * 18  # those within the cap
     assert HOSTILE not in victim.links.up
-    lines = 1 + (time.monotonic() - began) / links.QUIET_S
+    lines = 1 + (time.monotonic() - began) / QUIET_S
     assert 1 <= len(warnings(caplog)) <= lines
     assert len(caplog.records) <= 3 * lines
 

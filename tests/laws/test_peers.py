@@ -568,3 +568,17 @@ def test_succession_starts_with_the_chosen_and_names_everyone_once(seed, task, a
     assert order[0] == seeding.choose(seed, task, agents)
     assert sorted(order) == list(range(agents))
     assert order == seeding.succession(seed, task, agents)
+
+
+def test_a_chart_of_which_only_a_part_is_held_is_asked_for_and_completed():
+    """A relay may strip tensors off: what is left is a part, and the whole takes its place."""
+    archive = Archive(bytes(32), {"weights/head"})
+    tensors = {"weights/head": torch.ones(2), "weights/body": torch.zeros(3)}
+    chart = charts.make("f", 0, 0, [0], bytes(32), tensors, lambda data: b"")
+    assert archive.take(chart._replace(tensors={"weights/head": tensors["weights/head"]})) == 0
+    assert not archive.whole
+    assert archive.asked == [bytes(32)]
+    assert archive.completes(chart)
+    assert archive.take(chart) == 0
+    assert archive.whole
+    assert archive.asked == archive.ids == [bytes(32), chart.id]

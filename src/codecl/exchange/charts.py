@@ -62,7 +62,7 @@ def checked(chart: Chart, fleet: str, agents: int, check: Check) -> Chart:
         task, grower, part, named = facts["task"], facts["grower"], facts["part"], facts["tensors"]
         fits = facts["fleet"] == fleet and _number(task, 1 << 32) and _number(grower, agents)
         fits = fits and isinstance(named, dict) and isinstance(facts["before"], str)
-        fits = fits and bool(part) and all(_number(agent, agents) for agent in part)
+        fits = fits and bool(part) and all(_number(agent, agents) for agent in part) and len({*part}) == len(part)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadFrame(f"a chart whose manifest cannot be read ({error})") from error
     if not fits:
@@ -125,9 +125,26 @@ class Archive:
             return False
         return preferred(self.charts[task], chart)
 
+    def completes(self, chart: Chart) -> bool:
+        """Whether we hold a part of it, as our newest."""
+        return bool(self.charts) and self.charts[-1].id == chart.id and chart.whole and not self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether the newest is all there: a state can be made from it."""
+        return not self.charts or self.charts[-1].whole
+
+    @property
+    def asked(self) -> list[bytes]:
+        """The ids of what need not be sent to us."""
+        return self.ids if self.whole else self.ids[:-1]
+
     def take(self, chart: Chart) -> int | None:
         """Add a chart. Gives the number of charts that it replaces (0: it is new), or None where it is not taken: it is
         known, less preferred, or does not follow one that we have."""
+        if self.completes(chart):
+            self.charts[-1] = chart
+            return 0
         if not self.follows(chart) and not self.rivals(chart):
             return None
         task = chart.facts["task"]

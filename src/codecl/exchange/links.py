@@ -8,19 +8,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import grpc
 
 from codecl.exchange.frames import BadFrame
+from codecl.exchange.saying import Saying
 
 log = logging.getLogger("codecl.peers")
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MOST_RETRY_S = 0.1, 2.0
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
-QUIET_S = 5.0  # between two lines of the log about one thing
 MOST_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
 
@@ -41,22 +41,6 @@ class Listener(NamedTuple):
     heard: Callable[[int, bytes], None]  # a frame of this agent; BadFrame closes the link
     changed: Callable[[int, bool, str], None]  # a link is up or down, and why
     admits: Callable[[int], bool]  # whether this agent may be a neighbour now
-
-
-class Saying:
-    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log, self._said, self._lock = log, dict[Hashable, float](), threading.Lock()
-
-    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._said = {known: when for known, when in self._said.items() if now - when < QUIET_S}
-            if topic in self._said:
-                return
-            self._said[topic] = now
-        self._log.log(level, line, *about)
 
 
 class Link:

@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from codecl.exchange import charts, frames
 from codecl.exchange.base import Tensors, nbytes
 from codecl.exchange.charts import Archive, Chart
 from codecl.exchange.frames import BadFrame, Frame, Kind
-from codecl.exchange.links import JOIN_S, Links, Saying
+from codecl.exchange.links import JOIN_S, Links
 from codecl.exchange.members import Members, Rules, Self
 from codecl.exchange.neighbours import Neighbours
+from codecl.exchange.saying import Saying
 from codecl.topology import Topology
 
 log = logging.getLogger("codecl.peers")
@@ -150,7 +150,7 @@ class Mailbox:
     def want(self, rows: bool = False) -> None:
         """Ask our neighbours for charts that we lack, and for their rows."""
         for peer in self.links.up:
-            self.send(peer, Kind.WANT, history=self.archive.ids, number=int(rows))
+            self.send(peer, Kind.WANT, history=self.archive.asked, number=int(rows))
 
     def hand(self, peer: int, chart: Chart) -> bool:
         return self.send(peer, Kind.CHART, chart.tensors, manifest=chart.manifest, signature=chart.signature)
@@ -257,7 +257,7 @@ class Mailbox:
     def _chart(self, chart: Chart) -> None:
         """Kept once, whole rather than in part."""
         known = {one.id: one for one in self.arrived if one.whole or not chart.whole}
-        if chart.id not in known and chart.id not in self.archive.ids:
+        if chart.id not in known and (chart.id not in self.archive.ids or self.archive.completes(chart)):
             others = [one for one in self.arrived if one.id != chart.id]
             self.arrived = [*others[1 - MOST_CHARTS :], chart]
 
@@ -291,13 +291,3 @@ class Mailbox:
             return False
         self._told[peer, kind] = now
         return True
-
-
-def newest(rows: dict[tuple[int, int], Row], at: tuple[int, int], chart: bytes) -> tuple[int, Tensor] | None:
-    """The furthest row of this task and chart, not before this step."""
-    fitting = [
-        (step, row.row_D)
-        for (task, step), row in rows.items()
-        if task == at[0] and step >= at[1] and row.chart == chart and bool(torch.isfinite(row.row_D).all())
-    ]
-    return max(fitting, key=lambda one: one[0], default=None)

@@ -111,6 +111,7 @@ class Peers:
                 if (row := box.rows[peer].pop(box.at, None)) is not None
                 and row.chart == box.chart
                 and len(row.row_D) == len(row_D)
+                and bool(row.row_D.isfinite().all())
                 and (peer not in round.pairs or (row.hears and round.pairs[peer]))
             }
             self.missed += [(box.step, peer) for peer in round.weights if peer not in used]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from codecl.exchange.base import nbytes
 from codecl.exchange.charts import Chart
-from codecl.exchange.mailbox import Mailbox, newest
+from codecl.exchange.mailbox import Mailbox, Row
 from codecl.exchange.peers import ASK_S, TICK_S, Peers
 
 JUMP = 4  # steps ahead of a neighbour's newest row at which a returning agent joins
@@ -51,10 +51,9 @@ def rejoin(peers: Peers, rounds: Callable[[int], tuple[int, int]]) -> Joined | N
         while True:
             while any(_take(peers, chart) for chart in list(box.arrived)):
                 pass
-            whole = not box.archive.charts or box.archive.charts[-1].whole
-            if whole and box.over:
+            if box.archive.whole and box.over:
                 return None
-            found = _place(box, *rounds(box.task)) if whole else None
+            found = _place(box, *rounds(box.task)) if box.archive.whole else None
             if found is not None:
                 return _announce(peers, found) if found.step else None
             if not box.links.up and time.monotonic() - began > box.rules.silence:
@@ -68,7 +67,7 @@ def rejoin(peers: Peers, rounds: Callable[[int], tuple[int, int]]) -> Joined | N
 
 def _take(peers: Peers, chart: Chart) -> bool:
     archive = peers.box.archive
-    if not archive.follows(chart) and not archive.rivals(chart):
+    if not archive.follows(chart) and not archive.rivals(chart) and not archive.completes(chart):
         return False
     peers.take(chart)
     return True
@@ -83,7 +82,7 @@ def _place(box: Mailbox, training: int, with_agreement: int) -> Joined | None:
     furthest = max(where.step for where in same)
     if furthest <= 1:
         return Joined(0, torch.empty(0))
-    last = {peer: newest(rows, box.at, box.chart) for peer, rows in box.rows.items()}
+    last = {peer: _newest(rows, box.at, box.chart) for peer, rows in box.rows.items()}
     heard = [row for peer in box.neighbours.weights if (row := last[peer]) is not None]
     others = [row for row in last.values() if row is not None]
     if not others:
@@ -117,3 +116,13 @@ def linger(peers: Peers) -> None:
             if not waiting:
                 return
             box.changed.wait(TICK_S)
+
+
+def _newest(rows: dict[tuple[int, int], Row], at: tuple[int, int], chart: bytes) -> tuple[int, Tensor] | None:
+    """The furthest row of this task and chart, not before this step."""
+    fitting = [
+        (step, row.row_D)
+        for (task, step), row in rows.items()
+        if task == at[0] and step >= at[1] and row.chart == chart and bool(torch.isfinite(row.row_D).all())
+    ]
+    return max(fitting, key=lambda one: one[0], default=None)
