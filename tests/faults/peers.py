@@ -18,9 +18,9 @@ HASTY = PeersConfig(deadline=0.15, silence=3.0, meet=60)  # every twentieth mess
 TASKS, EPOCHS, VICTIM = 3, 15, 3
 
 
-def config(topology: str, tasks: int = TASKS, seed: int = 1) -> RunConfig:
+def config(topology: str, tasks: int = TASKS, epochs: int = EPOCHS, seed: int = 1) -> RunConfig:
     fields = {"agents": 8, "topology": {"name": topology}, "seed": seed, "method": {"name": "codec"}}
-    settings = {"data": {"tasks": tasks}, "train": {"epochs": EPOCHS}}
+    settings = {"data": {"tasks": tasks}, "train": {"epochs": epochs}}
     return resolve(preset("quickstart"), {**fields, **settings})
 
 
@@ -80,6 +80,7 @@ class Fault(NamedTuple):
     wires: bool = False
     command: tuple[str, ...] = ()
     rules: PeersConfig = RULES
+    epochs: int = EPOCHS
 
 
 DELAYED = (sys.executable, "-W", "error", "-m", "tests.faults.delayed")
@@ -87,7 +88,7 @@ FAULTS = {
     "none": Fault(none),
     "killed": Fault(killed),
     "restarted": Fault(restarted),
-    "stopped": Fault(stopped),
+    "stopped": Fault(stopped, epochs=3 * EPOCHS),
     "cut": Fault(cut, wires=True),
     "delayed": Fault(none, command=DELAYED, rules=HASTY),
     "chosen": Fault(chosen),
@@ -106,7 +107,7 @@ class Outcome(NamedTuple):
 
 def outcome(name: str, topology: str, folder: Path, seconds: float = 500, tasks: int = TASKS) -> Outcome:
     fault, began = FAULTS[name], time.monotonic()
-    fleet = LocalFleet(config(topology, tasks), fault.rules, folder, wires=fault.wires)
+    fleet = LocalFleet(config(topology, tasks, fault.epochs), fault.rules, folder, wires=fault.wires)
     if fault.command:
         fleet.command = fault.command
     with fleet:

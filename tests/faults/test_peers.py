@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from codecl import api, exchange
-from tests.faults.peers import FAULTS, VICTIM, config, outcome
+from tests.faults.peers import EPOCHS, FAULTS, VICTIM, config, outcome
 from tests.fleets import LocalFleet
 
 pytest.importorskip("grpc")
@@ -24,9 +24,9 @@ EVERY = [(name, topology) for name in TOLD for topology in ("ring", "torus") if 
 
 
 @cache
-def undisturbed(topology: str, tasks: int, folder) -> float:
+def undisturbed(topology: str, tasks: int, epochs: int, folder) -> float:
     """Of a simulated run: a fleet that misses nobody follows it."""
-    return api.run(config(topology, tasks=tasks), out=folder, device="cpu").metrics["acc"]
+    return api.run(config(topology, tasks, epochs), out=folder, device="cpu").metrics["acc"]
 
 
 def check(name: str, topology: str, tasks: int, tmp_path, tmp_path_factory) -> None:
@@ -37,7 +37,7 @@ def check(name: str, topology: str, tasks: int, tmp_path, tmp_path_factory) -> N
     assert len(found.codes) == (7 if name in ("killed", "chosen") else 8)
     states = {note["state"] for notes in found.states.values() for note in notes}
     assert states >= TOLD[name], states
-    expected = undisturbed(topology, tasks, tmp_path_factory.getbasetemp() / "undisturbed")
+    expected = undisturbed(topology, tasks, FAULTS[name].epochs, tmp_path_factory.getbasetemp() / "undisturbed")
     for one in found.metrics.values():
         assert one["acc"] > expected - (10 if name == "split" else 3), (expected, one["acc"])
     models = {exchange.digest(load_file(folder / "model" / "body.safetensors")) for folder in found.folders.values()}
@@ -63,7 +63,7 @@ def test_what_is_not_disturbed_is_complete(topology, tmp_path, tmp_path_factory)
     found = outcome("none", topology, tmp_path)
     assert set(found.codes.values()) == {0}
     assert [one["missed"] for one in found.metrics.values()] == [0] * 8
-    expected = undisturbed(topology, 3, tmp_path_factory.getbasetemp() / "undisturbed")
+    expected = undisturbed(topology, 3, EPOCHS, tmp_path_factory.getbasetemp() / "undisturbed")
     assert {one["acc"] for one in found.metrics.values()} == {pytest.approx(expected, abs=1)}
 
 

@@ -36,6 +36,7 @@ class Where(NamedTuple):
     step: int
     chart: bytes
     busy: bool
+    heard: float  # when
 
 
 class Row(NamedTuple):
@@ -213,7 +214,7 @@ class Mailbox:
         with self.changed:
             self.degraded |= header.degraded
             self.passed.difference_update(self.members.merge(header.beats, header.places))
-            self.where[peer] = Where(header.task, header.step, header.chart, header.busy)
+            self.where[peer] = Where(header.task, header.step, header.chart, header.busy, time.monotonic())
             count = self._count(peer)
             count["received"] += frame.size
             count["headers_received"] += len(data) - frame.size

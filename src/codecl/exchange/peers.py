@@ -21,6 +21,7 @@ from codecl.topology import Topology
 
 TICK_S = 0.1
 ASK_S = 0.5
+FRESH_S = 2.0  # signs come twice a second
 TELL = 4  # steps between signs to those whom we hear and who do not hear us
 JUMP = 4  # steps ahead of a neighbour's newest row at which a returning agent joins
 
@@ -96,10 +97,11 @@ class Peers:
     def _excused(self, peer: int, waited: float) -> bool:
         """Whether a neighbour is alive, has not come to our step yet, and says that this is not its own fault: it waits
         for others, or grows, or tests."""
-        where = self.box.where.get(peer)
-        if where is None or peer in self.box.neighbours.dead or waited > self.box.rules.meet:
+        box, where = self.box, self.box.where.get(peer)
+        if where is None or peer in box.neighbours.dead or peer not in box.links.up or waited > box.rules.meet:
             return False
-        return where.busy and where[:2] < self.box.at
+        fresh = time.monotonic() - where.heard < max(FRESH_S, box.rules.silence / 3)
+        return fresh and where.busy and where[:2] < box.at
 
     def mixed(self, round: Round) -> Tensor:
         box, row_D = self.box, round.rows_1D[0].detach()
@@ -129,7 +131,8 @@ class Peers:
         box, rules, began = self.box, self.box.rules, time.monotonic()
         while True:
             self._heed()
-            awaited = [peer for peer in round.weights if peer in box.live and box.live[peer] <= box.at]
+            still = [peer for peer in round.weights if peer in box.neighbours.weights]  # the graph may have healed
+            awaited = [peer for peer in still if peer in box.live and box.live[peer] <= box.at]
             missing = [peer for peer in awaited if box.at not in box.rows[peer]]
             if not missing:
                 return
