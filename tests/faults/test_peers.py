@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from codecl import api, exchange
-from tests.faults.peers import EPOCHS, FAULTS, VICTIM, config, outcome
+from tests.faults.peers import EPOCHS, FAULTS, VICTIM, config, outcome, row
 from tests.fleets import LocalFleet
 
 pytest.importorskip("grpc")
@@ -31,6 +31,7 @@ def undisturbed(topology: str, tasks: int, epochs: int, folder) -> float:
 
 def check(name: str, topology: str, tasks: int, tmp_path, tmp_path_factory) -> None:
     found = outcome(name, topology, tmp_path, tasks=tasks)
+    print(row(name, topology, found))
     said = found.logs
     assert set(found.codes.values()) <= {0, 4}, said
     assert {one["status"] for one in found.metrics.values()} == {"degraded"}
