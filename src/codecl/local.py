@@ -2,11 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from codecl import fleet, peer, record
 from codecl.config import RunConfig
-from codecl.errors import RunFailed
+from codecl.errors import CodeclError, RunFailed
 from codecl.fleet import PeersConfig
 
 LOOK_S = 0.5
@@ -47,11 +47,11 @@ class Ended(NamedTuple):
 
 
 def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> Ended:
-    """Start all agents, follow what they record, and wait for them."""
+    """Start all agents, follow what they record, and wait for them. A fleet that was stopped goes on: its files are
+    kept beside its agents' folders."""
     folder = record.folder_of(config, out)
-    with tempfile.TemporaryDirectory(prefix="codecl-fleet-") as keys, ExitStack() as stack:
-        files = fleet.init(config, _addresses(config.agents), rules, Path(keys) / "fleet")
-        folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        files = _files(config, rules, folder / "agent-files", again)
         command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
         processes = stack.enter_context(_started([[*command, str(file)] for file in files], folder))
         eyes = [_Eye(agent, peer.folder_of(config, out, agent)) for agent in range(config.agents)]
@@ -65,6 +65,25 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     if all(one is None for one in metrics):
         raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
     return Ended(codes, metrics, folder)
+
+
+def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:
+    """Of the fleet that was here, at ports that are free now; or of a new one."""
+    files = [folder / f"agent-{agent}" / "agent.yaml" for agent in range(config.agents)]
+    addresses = _addresses(config.agents)
+    try:
+        known = None if again else fleet.read(files[0]).fleet
+    except CodeclError:
+        known = None
+    if known is None or known.digest != config.digest():
+        shutil.rmtree(folder, ignore_errors=True)
+        return fleet.init(config, addresses, rules, folder)
+    pairs = zip(known.places, addresses, strict=True)
+    places = tuple(place.model_copy(update={"port": port}) for place, (_, port) in pairs)
+    text = known.model_copy(update={"places": places, "peers": rules}).dump()
+    for file in files:
+        (file.parent / "fleet.yaml").write_text(text, encoding="utf-8")
+    return files
 
 
 def _addresses(count: int) -> list[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """One agent of a fleet: the loop of `train.py` on its own machine, with a record of what it heard and missed."""
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -63,8 +64,9 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     _check_images(setup, agent, rules.least_images)
     if config.train.running == "auto":  # one agent: nothing to stack
         setup = setup._replace(running="loop")
-    book = _book(folder, config, setup, agent, again)
-    archive = _archive(setup, state, config, book.folder / "charts", member, again)
+    going_on = not again and _begun(folder, member)
+    book = _book(folder, config, setup, agent, going_on)
+    archive = _archive(setup, state, config, book.folder / "charts", member, going_on)
     with computing(device), seeded(config.seed, f"dropout/{agent}", device):
         return _Part(setup, state, archive, book, member, on_event).run()
 
@@ -109,7 +111,16 @@ def _signed(member: Member, agent: int, data: bytes, signature: bytes) -> bool:
     return fleets.signed_by(member.fleet.places[agent].certificate, data, signature)
 
 
-def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, again: bool) -> record.Record:
+def _begun(folder: Path, member: Member) -> bool:
+    """Whether this agent of this very fleet was at work here before."""
+    try:
+        with (folder / "events.jsonl").open(encoding="utf-8") as file:
+            return bool(json.loads(file.readline())["fleet"] == member.fleet.name)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> record.Record:
     labels = {
         "benchmark": config.preset,
         "method": record.word(config.method.name),
@@ -121,18 +132,18 @@ def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, again: bool
         "exchange": "peers",
     }
     device = next(iter(setup.heads[0].values())).device if setup.heads and setup.heads[0] else torch.device("cpu")
-    book = record.Record(folder, config, labels, setup.method.each_task_alone, None, kept=not again)
+    book = record.Record(folder, config, labels, setup.method.each_task_alone, None, kept=going_on)
     book.environment(device)
     book.tasks([data.describe() for data in setup.tasks])
     return book
 
 
-def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member: Member, again: bool) -> Archive:
+def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member: Member, kept: bool) -> Archive:
     """The charts that this agent holds on disk, checked like those that arrive."""
     begin = {**state.parameters, **{f"{n}/{name}": v for n, head in enumerate(setup.heads) for name, v in head.items()}}
     start = hashlib.sha256(f"{member.fleet.name} {config.digest()} {config.seed} {digest(begin)}".encode()).digest()
     archive = Archive(start, {f"weights/{name}" for name in setup.survey.head})
-    for number in range(0 if again else len(setup.tasks)):
+    for number in range(len(setup.tasks) if kept else 0):
         try:
             chart = _read(folder / f"{number + 1}.safetensors")
             charts.checked(chart, member.fleet.name, config.agents, partial(_signed, member))

@@ -47,7 +47,8 @@ def test_a_local_fleet_runs_and_says_how_it_went(local):
     assert "quickstart: codec, 3 peers on ring" in done.stdout
     assert done.stdout.count("complete") >= 3
     (seed,) = (folder / "runs").glob("*/seed-0")
-    assert sorted(path.name for path in seed.iterdir() if path.is_dir()) == ["agent-0", "agent-1", "agent-2"]
+    names = sorted(path.name for path in seed.iterdir() if path.is_dir())
+    assert names == ["agent-0", "agent-1", "agent-2", "agent-files"]
     for path in sorted(seed.glob("agent-?")):
         found = json.loads((path / "metrics.json").read_text())
         assert (found["status"], found["missed"], found["exchange"]) == ("complete", 0, "peers")
@@ -73,12 +74,16 @@ def test_what_is_complete_is_not_repeated(local):
     assert "training" not in again.stdout
 
 
-def test_an_interrupted_fleet_leaves_nobody_behind(tmp_path):
-    command = [sys.executable, "-m", "codecl", "peer", "local", "quickstart", "--agents", "3"]
+def test_an_interrupted_fleet_leaves_nobody_behind_and_goes_on(tmp_path):
+    more = ["--agents", "3", "--set", "data.tasks=2", "--set", "train.epochs=10"]
+    command = [sys.executable, "-m", "codecl", "peer", "local", "quickstart", *more]
     process = subprocess.Popen(command, cwd=tmp_path, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/seed-0/agent-2/events.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    while time.monotonic() < deadline:
+        records = [path.read_text() for path in tmp_path.glob("runs/*/seed-0/agent-?/events.jsonl")]
+        if len(records) == 3 and all('"kind": "eval"' in record for record in records):
+            break
+        time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 3
     process.send_signal(signal.SIGINT)
@@ -86,6 +91,12 @@ def test_an_interrupted_fleet_leaves_nobody_behind(tmp_path):
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     for path in tmp_path.glob("runs/*/seed-0/agent-?/metrics.json"):
         assert json.loads(path.read_text())["status"] == "partial"
+    again = codecl("peer", "local", "quickstart", *more, cwd=tmp_path)
+    assert again.returncode == 4, again.stderr
+    for path in tmp_path.glob("runs/*/seed-0/agent-?/events.jsonl"):
+        facts = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [fact["task"] for fact in facts if fact["kind"] == "flood"] == [0, 1]  # the first task was not repeated
+        assert json.loads(path.with_name("metrics.json").read_text())["status"] == "degraded"
 
 
 def test_a_fleet_that_is_started_again_goes_on_from_its_last_chart(tmp_path):
@@ -163,3 +174,14 @@ def test_an_address_in_use_is_one_line(tmp_path):
 
 def test_spans_say_who_was_missed_when():
     assert peer.spans([(3, 1), (4, 1), (9, 1), (4, 2)]) == {"1": [[3, 4], [9, 9]], "2": [[4, 4]]}
+
+
+def test_the_page_says_how_a_fleet_is_made(tmp_path):
+    page = (ROOT / "docs" / "peers.md").read_text()
+    (line,) = [line.split() for line in page.splitlines() if line.strip().startswith("codecl peer init")]
+    done = codecl(*line[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = sorted(path.name for path in (tmp_path / "fleet" / "agent-3").iterdir())
+    assert made == ["agent.yaml", "certificate.pem", "fleet.yaml", "key.pem"]
+    for state in ("connected", "lost", "back", "dead", "alive", "linked", "joined", "gone", "discarded"):
+        assert state in page

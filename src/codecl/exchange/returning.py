@@ -54,10 +54,13 @@ def rejoin(peers: Peers, rounds: Callable[[int], tuple[int, int]]) -> Joined | N
             if box.archive.whole and box.over:
                 return None
             found = _place(box, *rounds(box.task)) if box.archive.whole else None
-            if found is not None:
-                return _announce(peers, found) if found.step else None
-            if not box.links.up and time.monotonic() - began > box.rules.silence:
+            if found is not None and found.step:
+                return _announce(peers, found)
+            alone = not box.links.up and time.monotonic() - began > box.rules.silence
+            if alone:
                 box.note("alone", peers.me, "no neighbour is reached")
+            if found is not None or alone:
+                box.step = 0
                 return None
             if time.monotonic() - asked > ASK_S:
                 asked = time.monotonic()
