@@ -14,7 +14,7 @@ from tests.parity.spread import CASES, story
 from tests.problems import furthest
 
 pytest.importorskip("grpc")
-EIGHT = ["one ring", "all torus", "ewc torus"]
+EIGHT = ["one ring", "all torus"]
 FOUR = ["four", "four all"]
 SIZES = {4: FOUR, 5: ["one way", "combine", "random"], 8: EIGHT}
 simulated = cache(story)
