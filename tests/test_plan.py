@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl import api, forecast, grid
+from codecl.config import presets
+from codecl.data import store
+from codecl.data.catalogue import CATALOGUE
 from codecl.errors import ConfigError
 from codecl.plan import graph_of, plan, rounds, stable_below
 from codecl.topology import TopologyConfig, build
+from tests.data.canonical import arrays
 
 TINY = ["data.tasks=2", "train.epochs=1", "train.batch=50", "growth.images=20", "train.running=loop"]
 FIVE = ["ring", "ring-undirected", "torus", "exponential", "star"]
@@ -102,6 +106,32 @@ def grouped(shape, classes):
     (tmp_path / "own.py").write_text(source)
     own = [f"model.name={tmp_path / 'own.py'}:grouped", "dense=['0.bias']", "growth.subspace_from=all"]
     config = config_of(*own, "train.norm_statistics=task")
+    before = plan(config)
+    result = api.run(config, out=tmp_path, device="cpu")
+    check_first_task(before, result.folder)
+    check_bounds(before, result.folder)
+    check_all(plan(config, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
+
+
+@pytest.fixture(scope="module")
+def made_data(tmp_path_factory):
+    """Data set files of the right shapes for every preset, with few images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CODECL_DATA", str(tmp_path_factory.mktemp("data")))
+        for name, entry in CATALOGUE.items():
+            store.write(name, arrays(name, 8 * entry.classes, 2 * entry.classes))
+        yield
+
+
+OTHERS = sorted(set(presets()) - {"quickstart"})
+SLOW = [pytest.param(preset, topology, marks=pytest.mark.slow) for preset in OTHERS for topology in FIVE[1:]]
+
+
+@pytest.mark.parametrize(("preset", "topology"), [*((preset, "ring") for preset in OTHERS), *SLOW])
+@pytest.mark.usefixtures("made_data")
+def test_a_run_of_every_preset_records_what_was_planned(tmp_path, preset, topology):
+    few = ("train.batch=5", "growth.images=2", "train.test_batch=8", "data.augment=none")
+    config = config_of(*few, preset=preset, topology=topology)
     before = plan(config)
     result = api.run(config, out=tmp_path, device="cpu")
     check_first_task(before, result.folder)
