@@ -1,5 +1,6 @@
 """`plan`: what it says exactly is what a run then records, byte for byte; what hurts is said exactly when it does."""
 
+import itertools
 import json
 import math
 
@@ -9,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl import api, forecast, grid
+from codecl.assemble import assemble, build_model, deal
 from codecl.config import presets
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
 from codecl.errors import ConfigError
 from codecl.plan import graph_of, plan, rounds, stable_below
 from codecl.topology import TopologyConfig, build
+from codecl.train import train
 from tests.data.canonical import arrays
 
+CPU = torch.device("cpu")
 TINY = ["data.tasks=2", "train.epochs=1", "train.batch=50", "growth.images=20", "train.running=loop"]
 FIVE = ["ring", "ring-undirected", "torus", "exponential", "star"]
 METHODS = ["codec", "codec-full", "dpsgd", "d-ewc", "stl"]
@@ -75,6 +79,7 @@ CASES = [
     ({"method": "d-ewc"}, ("train.norm_statistics=task", "dtype=float64")),
     ({"method": "codec"}, ("train.order=adapt-then-combine", "train.momentum=0.5", "head=null")),
     ({"method": "dpsgd", "agents": "1"}, ()),
+    ({"method": "codec", "agents": "1"}, ()),
 ]
 
 
@@ -124,19 +129,33 @@ def made_data(tmp_path_factory):
 
 
 OTHERS = sorted(set(presets()) - {"quickstart"})
-SLOW = [pytest.param(preset, topology, marks=pytest.mark.slow) for preset in OTHERS for topology in FIVE[1:]]
+FEW = ("train.batch=5", "growth.images=2", "train.test_batch=8", "data.augment=none")
 
 
-@pytest.mark.parametrize(("preset", "topology"), [*((preset, "ring") for preset in OTHERS), *SLOW])
+@pytest.mark.parametrize("topology", FIVE)
+@pytest.mark.parametrize("preset", OTHERS)
+@pytest.mark.slow
 @pytest.mark.usefixtures("made_data")
 def test_a_run_of_every_preset_records_what_was_planned(tmp_path, preset, topology):
-    few = ("train.batch=5", "growth.images=2", "train.test_batch=8", "data.augment=none")
-    config = config_of(*few, preset=preset, topology=topology)
+    config = config_of(*FEW, preset=preset, topology=topology)
     before = plan(config)
     result = api.run(config, out=tmp_path, device="cpu")
     check_first_task(before, result.folder)
     check_bounds(before, result.folder)
     check_all(plan(config, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
+
+
+@pytest.mark.parametrize(("preset", "topology"), list(zip(OTHERS, FIVE[1:], strict=True)))
+@pytest.mark.usefixtures("made_data")
+def test_the_first_task_of_every_preset_sends_what_was_planned(preset, topology):
+    config = config_of(*FEW, preset=preset, topology=topology)
+    first = plan(config).tasks[0]
+    dealt = deal(config, None, CPU)
+    events = train(*assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU))
+    opened, *_, epoch, agreed = itertools.islice(events, first.steps + 3)
+    assert (opened.kind, epoch.kind, agreed.kind) == ("task", "epoch", "agree")
+    assert (first.coordinates, first.whole, first.steps) == (opened.coordinates, opened.whole, opened.steps)
+    assert (first.train_bytes, first.agree_bytes) == (epoch.bytes, agreed.bytes)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +175,7 @@ def test_a_run_like_it_is_estimated(recorded, tmp_path):
     assert planned.tasks[1].coordinates == same.tasks[1].coordinates
     assert planned.tasks[1].flood_bytes * 3 == same.tasks[1].flood_bytes * 7
     longer = plan(config_of("data.tasks=3"), like=like)
-    assert [part.message_known for part in longer.tasks] == ["exact", "estimate", "bound"]
+    assert [part.message_known for part in longer.tasks] == ["exact", "estimate", "estimate"]
 
 
 def test_pools_of_a_run_like_it_follow_from_its_free_directions(recorded, tmp_path):
@@ -256,7 +275,7 @@ def test_memory_holds_weights_coordinates_and_images():
     config = config_of()
     four, eight = plan(config), plan(config_of(agents="8"))
     assert four.agent_memory_bytes < four.memory_bytes < eight.memory_bytes
-    numbers = sum(p.numel() for p in api.build_model(config, (1, 28, 28), 10).parameters())
+    numbers = sum(p.numel() for p in build_model(config, (1, 28, 28), 10).parameters())
     assert four.agent_memory_bytes > 5 * 4 * numbers  # anchor, built, coordinates, gradient, mixed
     assert plan(config_of("dtype=float64")).agent_memory_bytes > 1.3 * four.agent_memory_bytes
     assert plan(config_of("train.momentum=0.9")).memory_bytes == four.memory_bytes + 4 * 4 * four.tasks[0].coordinates

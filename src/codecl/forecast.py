@@ -106,8 +106,8 @@ class Forecast:
             return Message(whole, whole, {name: _whole(layer) for name, layer in self.layers.items()}, "exact")
         if self.like is None:
             return Message(whole, whole, None, "bound")
-        free = self.like.free[min(task, len(self.like.free) - 1)]  # it never grows: the last that is known is a bound
-        known: Known = "bound" if task >= len(self.like.free) else "exact" if self.same else "estimate"
+        free, recorded = self._free(task), task < len(self.like.free)
+        known: Known = "estimate" if not self.same else "exact" if recorded else "bound"
         size = beside + sum(_outputs(layer) * free[name] for name, layer in self.layers.items())
         return Message(size, whole, free, known)
 
@@ -130,7 +130,7 @@ class Forecast:
             return 0, 0, "partly"
         before, after = self._free(task), self._free(task + 1)
         bases = sum(_inputs(layer) * after[name] for name, layer in self.layers.items())
-        return self._moments(before), bases * self.itemsize, "bound"
+        return self._moments(before), bases * self.itemsize, "bound" if self.like is None or self.same else "estimate"
 
     def _recorded_end(self, task: int) -> tuple[int, int, Known] | None:
         """As the recorded run's events say: only they know the last growth, and the growth of codec-full."""
@@ -151,8 +151,9 @@ class Forecast:
         return pool, memory * self.itemsize, "exact" if self.same else "estimate"
 
     def _free(self, task: int) -> Mapping[str, int]:
-        """Free directions by layer at a task's start, at most."""
-        if self.like is None or not self._confined():
+        """Free directions by layer at a task's start: recorded ones, the last of which is a bound for what comes after;
+        all of them where there is no record, or where it does not tell."""
+        if self.like is None or (self.ours and not self._confined()):
             return {name: _whole(layer) for name, layer in self.layers.items()}
         return self.like.free[min(task, len(self.like.free) - 1)]
 

@@ -177,7 +177,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         agree_bytes=edges * agreed * size,
         pool_bytes=sends * end.pool,
         flood_bytes=sends * end.flood,
-        end_known=end.known,
+        end_known=end.known if sends else "exact",
         full_bytes=(trained + edges * agreed) * message.whole * forecast.itemsize,
         messages_s=_seconds(setup, task, size * (steps * epochs + agreed), end.flood, bandwidth),
     )
