@@ -36,6 +36,10 @@ def facts(folder, kind):
     return [fact for fact in map(json.loads, lines) if fact["kind"] == kind]
 
 
+def about(warnings):
+    return [line.partition(":")[0] for line in warnings]
+
+
 def check_first_task(planned, folder):
     """What is exact without a recorded run."""
     (run,), tasks, epochs = facts(folder, "run"), facts(folder, "task"), facts(folder, "epoch")
@@ -116,6 +120,39 @@ def grouped(shape, classes):
     check_first_task(before, result.folder)
     check_bounds(before, result.folder)
     check_all(plan(config, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
+
+
+OWN = """
+from codecl import Method
+
+class Counting(Method):
+    def free(self, memory, layers):
+        return {}
+
+    def prepare(self, memory, layout):
+        return None
+
+    def step(self, task, base_AD, coords_AD, grad_AD, rate):
+        return base_AD - rate * grad_AD
+
+    def remember(self, end):
+        return {"seen": end.coords_AD.new_zeros(7 * end.data.index + 3)}
+"""
+
+
+def test_what_an_own_method_remembers_is_known_from_a_run_of_it(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = config_of(method=f"{tmp_path / 'own.py'}:Counting")
+    before = plan(config)
+    assert (before.known, about(before.warnings)) == ("partly", ["mixing", "flood"])
+    result = api.run(config, out=tmp_path, device="cpu")
+    check_first_task(before, result.folder)
+    assert [part.flood_bytes + 3 * 4 * extra for part, extra in zip(before.tasks, (3, 10), strict=True)] == [
+        fact["bytes"] for fact in facts(result.folder, "flood")
+    ]
+    after = plan(config, like=forecast.read(result.folder))
+    check_all(after, result.folder, result.metrics["traffic"])
+    assert about(after.warnings) == ["mixing"]
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +267,6 @@ def test_steps_below_the_limit_shrink_an_error_and_above_it_do_not(name, agents)
         return abs(torch.linalg.eigvals(torch.from_numpy(mixing) - step * torch.eye(agents, dtype=torch.float64))).max()
 
     assert radius(limit - 1e-3) < 1 < radius(limit + 1e-3)
-
-
-def about(warnings):
-    return [line.partition(":")[0] for line in warnings]
 
 
 def test_warnings_appear_exactly_when_they_should(recorded):

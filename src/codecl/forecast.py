@@ -119,7 +119,7 @@ class Forecast:
         return End(pool + sums, weights + remembered, remembered, known)
 
     def _method_end(self, task: int) -> tuple[int, int, Known]:
-        """(bytes of a send that the method pools, bytes of its memory in the flood)."""
+        """(bytes of a send that the method pools, bytes of its memory in the flood, how sure)."""
         body, method = self.first_body * self.itemsize, self.setup.method
         if self.ours and not method.grows:
             return (body, body, "exact") if isinstance(method, DEwc) else (0, 0, "exact")
@@ -130,7 +130,7 @@ class Forecast:
             return 0, 0, "partly"
         before, after = self._free(task), self._free(task + 1)
         bases = sum(_inputs(layer) * after[name] for name, layer in self.layers.items())
-        return self._moments(before), bases * self.itemsize, "bound" if self.like is None or self.same else "estimate"
+        return self._moments(before), bases * self.itemsize, "bound" if self.like is None else "estimate"
 
     def _recorded_end(self, task: int) -> tuple[int, int, Known] | None:
         """As the recorded run's events say: only they know the last growth, and the growth of codec-full."""
