@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from codecl.cli import plan, run, extend, results, lists, data, bench, peer  # isort: skip  (help shows them in this order)
+from codecl.cli import run, plan, extend, results, lists, data, bench, peer  # isort: skip  (help shows them in this order)
 from codecl.cli.common import INTERRUPTED, app
 from codecl.errors import CodeclError
 
