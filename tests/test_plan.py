@@ -273,6 +273,7 @@ def test_warnings_appear_exactly_when_they_should(recorded):
     quiet = ("train.epochs=15", "train.batch=10")
     assert about(plan(config_of(*quiet)).warnings) == []
     assert about(plan(config_of("train.batch=40")).warnings) == ["mixing"]  # 12 steps against 7 rounds
+    assert about(plan(config_of("train.batch=400", topology="complete")).warnings) == []  # one step, and one round
     assert about(plan(config_of(*quiet, topology="torus", agents="16")).warnings) == ["rate"]
     after = "train.order=adapt-then-combine"
     assert about(plan(config_of(*quiet, after, topology="torus", agents="16")).warnings) == []

@@ -251,7 +251,7 @@ def _warnings(config: RunConfig, graph: GraphPlan, parts: Sequence[TaskPlan], fo
             f" {config.train.batch}: it sees images twice in one step"
         )
     steps = min(part.steps * part.epochs for part in parts)
-    if graph.agents > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
+    if graph.rounds_tenfold > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
         yield (
             f"mixing: {config.topology.name} takes {graph.rounds_tenfold} rounds to shrink disagreement tenfold, a task"
             f" has {steps} steps: more links, fewer agents or more epochs"

@@ -14,8 +14,8 @@ NOTE = "≤ and ≥ are bounds, ≈ is as in the run of --like; other bytes are 
 
 def side_by_side(plans: Sequence[Plan]) -> Sheet:
     """A column a plan."""
-    columns = [Column("", [name for name, _ in _rows(plans[0])], words=True)]
-    columns += [Column(_title(plan, plans), [cell for _, cell in _rows(plan)]) for plan in plans]
+    columns = [Column("", [name for name, _ in _rows(plans[0])], words=True, fold=True)]
+    columns += [Column(_title(plan, plans), [cell for _, cell in _rows(plan)], fold=True) for plan in plans]
     unsure = any(plan.known != "exact" for plan in plans)
     return Sheet(f"plan of {plans[0].preset}", columns, NOTE if unsure else "", [])
 
