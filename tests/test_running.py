@@ -27,14 +27,14 @@ def test_the_fastest_way_is_measured_once_and_remembered(own, monkeypatch):
     assert first.measured
     assert set(first.ms_per_step) == {"stacked", "loop"}
     assert all(value > 0 for value in first.ms_per_step.values())
-    monkeypatch.setattr(running, "_measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(running, "measure", lambda *_: pytest.fail("measured again"))
     assert running.choose(setup, state) == first._replace(measured=False)
     assert len(json.loads(own.read_text())) == 1
 
 
 @pytest.mark.parametrize(("loop", "expected"), [(9.0, "loop"), (9.9, "stacked"), (11.0, "stacked")])
 def test_the_first_way_stays_unless_another_is_clearly_faster(loop, expected, monkeypatch):
-    monkeypatch.setattr(running, "_measure", lambda *_: {"stacked": 10.0, "loop": loop})
+    monkeypatch.setattr(running, "measure", lambda *_: {"stacked": 10.0, "loop": loop})
     assert running.choose(*build(perceptron(), tasks(1), config())).running == expected
 
 

@@ -43,7 +43,7 @@ def choose(setup: Setup, state: State) -> Choice:
     known = _read(file).get(key)
     if isinstance(known, dict) and known.get("running") in CANDIDATES[device.type]:
         return Choice(known["running"], known.get("ms_per_step", {}), False)
-    found = _measure(setup, state, device)
+    found = measure(setup, state, device)
     if not found:  # nothing else is possible
         return Choice("loop", {}, True)
     best = min(found, key=lambda name: found[name])
@@ -66,7 +66,7 @@ def _key(setup: Setup, device: torch.device) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def _measure(setup: Setup, state: State, device: torch.device) -> dict[Running, float]:
+def measure(setup: Setup, state: State, device: torch.device) -> dict[Running, float]:
     """Milliseconds of a step, the best of some turns that candidates take one after another."""
     data, count, graph = setup.tasks[0], STEPS[device.type], setup.exchange.on_device and device.type == "cuda"
     among = topologies.build(TopologyConfig(name="complete"), len(setup.exchange.agents), setup.seed)

@@ -1,0 +1,84 @@
+"""`codecl plan`."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from codecl.cli.common import AsJson, PresetName, Settings, app, console_for
+from codecl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from codecl.plan import Plan
+
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+@app.command()
+def plan(
+    preset: PresetName = "quickstart",
+    method: Annotated[str | None, typer.Option(help="Methods, a comma list. Default: those of the preset.")] = None,
+    agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
+    topology: Annotated[str | None, typer.Option(help="Topologies or edge-list files, a comma list.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, a comma list of values.")] = None,
+    settings: Settings = None,
+    like: Annotated[Path | None, typer.Option(help="A recorded run to take the free directions from.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Time a step on this machine.")] = False,
+    bandwidth: Annotated[str | None, typer.Option(help="Of an agent's way out, such as 10Mbit.")] = None,
+    device: Annotated[str, typer.Option(help="For --measure: auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt."""
+    import dataclasses
+
+    bits = bits_a_second(bandwidth) if bandwidth else None
+    plans = _plans((preset, method, agents, topology, seeds, settings or []), like, device if measure else "", bits)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(plan) for plan in plans], indent=1))
+    else:
+        _show(plans)
+
+
+def bits_a_second(text: str) -> float:
+    """10Mbit -> 1e7."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)bit(?:/s)?", text.strip())
+    if not found or float(found[1]) == 0:
+        raise ConfigError(f"--bandwidth: {text!r} is not a bandwidth; write 10Mbit, 500kbit or 1Gbit")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _plans(
+    asked: tuple[str, str | None, str | None, str | None, str | None, list[str]],
+    like: Path | None,
+    measured_on: str,
+    bits: float | None,
+) -> list["Plan"]:
+    from codecl import assemble, forecast, grid
+    from codecl import plan as planning
+
+    configs = list(grid.configs(*asked))
+    earlier = forecast.read(like) if like else None
+    if earlier and all(config.method.name != earlier.config.method.name for config in configs):
+        raise ConfigError(f"--like: {earlier.folder} is a run of {earlier.config.method.name}, which is not planned")
+    place = assemble.device_of(measured_on or "cpu")
+    distinct = {config.data: config for config in configs}
+    loaded = {data: assemble.tasks_of(config) for data, config in distinct.items()}
+    found = []
+    for config in configs:
+        known = earlier if earlier and config.method.name == earlier.config.method.name else None
+        found.append(planning.plan(config, loaded[config.data], known, place, bool(measured_on), bits))
+    return found
+
+
+def _show(plans: list["Plan"]) -> None:
+    from codecl.report import planned
+    from codecl.report.formats import show
+
+    console = console_for(False)
+    if len(plans) == 1:
+        show(planned.tasks(plans[0]), console, whole=not console.is_terminal)
+    show(planned.side_by_side(plans), console, whole=not console.is_terminal)
+    for line in dict.fromkeys(line for plan in plans for line in plan.warnings):
+        console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
