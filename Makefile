@@ -1,11 +1,11 @@
 # make demo   sets up (once) and runs the quickstart
 # make test   sets up (once) and runs every check
-# make faults runs fleets of peers into every fault there is: a quarter of an hour
+# make long   runs fleets into every fault and plans every preset: twenty minutes
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick faults lint clean
+.PHONY: demo test quick long lint clean
 
 demo: .venv/demo.stamp
 	$(BIN)/codecl run
@@ -16,7 +16,7 @@ test: lint
 quick: .venv/dev.stamp
 	$(BIN)/python -m pytest -m "not slow and not long" -x -q
 
-faults: .venv/dev.stamp
+long: .venv/dev.stamp
 	$(BIN)/python -m pytest -m long
 
 lint: .venv/dev.stamp

@@ -171,7 +171,7 @@ FEW = ("train.batch=5", "growth.images=2", "train.test_batch=8", "data.augment=n
 
 @pytest.mark.parametrize("topology", FIVE)
 @pytest.mark.parametrize("preset", OTHERS)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("made_data")
 def test_a_run_of_every_preset_records_what_was_planned(tmp_path, preset, topology):
     config = config_of(*FEW, preset=preset, topology=topology)

@@ -19,7 +19,7 @@ TOLD = {  # what the record has to say
     "chosen": {"dead", "gone"},
     "split": {"lost", "dead", "alive", "discarded", "joined"},
 }
-IN_SHORT = [("killed", "ring")]  # the others take minutes: `make faults`
+IN_SHORT = [("killed", "ring")]  # the others take minutes: `make long`
 EVERY = [(name, topology) for name in TOLD for topology in ("ring", "torus") if (name, topology) not in IN_SHORT]
 
 
