@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import re
+from importlib.util import find_spec
 
 from codecl.errors import ConfigError
 
@@ -12,6 +13,9 @@ try:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    if not all(map(find_spec, ("grpc", "google.protobuf"))):  # needed later: say so before anything is made
+        raise ImportError("grpc")
 except ImportError as error:
     raise ConfigError("peers need grpcio, protobuf and cryptography: pip install 'codecl[peers]'") from error
 
