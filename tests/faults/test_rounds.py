@@ -58,12 +58,12 @@ class Links:
         self._in.put(None)
 
 
-def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 0.3) -> tuple[torch.Tensor, list[Peers]]:
+def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.5) -> tuple[torch.Tensor, list[Peers]]:
     """Rows of all agents before and after each round of plain gossip [rounds + 1, N, 3], and the peers."""
     graph = topology.build(TopologyConfig(name=name), agents, 0)
     air = Air(lost)
     peers = [
-        Peers(graph, torch.float64, CPU, Self(agent, "f", lambda data: b"", lambda *_: True), Rules(deadline, 30, 5))
+        Peers(graph, torch.float64, CPU, Self(agent, "f", lambda data: b"", lambda *_: True), Rules(deadline, 30, 20))
         for agent in range(agents)
     ]
     for one in peers:
@@ -96,7 +96,7 @@ def mixing(graph: Topology) -> torch.Tensor:
 
 
 def test_with_nobody_missing_a_round_is_a_product_with_the_mixing_matrix():
-    history, peers = gossip("torus", 6, 5, lambda *_: False)
+    history, peers = gossip("torus", 6, 5, lambda *_: False, deadline=20)
     matrix = mixing(peers[0].topology)
     for before, after in pairwise(history):
         torch.testing.assert_close(after, matrix @ before, rtol=0, atol=1e-14)
