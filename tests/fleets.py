@@ -17,8 +17,8 @@ import yaml
 from codecl import fleet, peer
 from codecl.config import RunConfig
 from codecl.fleet import PeersConfig
+from codecl.local import free_ports
 from tests.conftest import ROOT
-from tests.launching import free_port
 
 CODECL = (sys.executable, "-W", "error", "-m", "codecl")
 
@@ -78,7 +78,7 @@ class LocalFleet:
 
     def __init__(self, config: RunConfig, rules: PeersConfig, folder: Path, wires: bool = False) -> None:
         self.config, self.folder, self.processes = config, folder, dict[int, subprocess.Popen]()
-        self.ports = [free_port() for _ in range(config.agents)]
+        self.ports = free_ports(config.agents)
         self.files = fleet.init(config, [("127.0.0.1", port) for port in self.ports], rules, folder / "fleet")
         self.wires = self._wired() if wires else {}
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from codecl.errors import CodeclError, RunFailed
 from codecl.fleet import PeersConfig
 
 LOOK_S = 0.5
+PORTS = range(20_000, 30_000)
 GRACE_S = 10.0
 
 
@@ -70,7 +72,7 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:
     """Of the fleet that was here, at ports that are free now; or of a new one."""
     files = [folder / f"agent-{agent}" / "agent.yaml" for agent in range(config.agents)]
-    addresses = _addresses(config.agents)
+    addresses = [("127.0.0.1", port) for port in free_ports(config.agents)]
     try:
         known = None if again else fleet.read(files[0]).fleet
     except CodeclError:
@@ -86,13 +88,16 @@ def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> 
     return files
 
 
-def _addresses(count: int) -> list[tuple[str, int]]:
-    """Ports of this machine that are free."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [("127.0.0.1", one.getsockname()[1]) for one in sockets]
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that are free, and that no outgoing connection is given by chance before they are used."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 @contextmanager
