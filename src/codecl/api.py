@@ -196,14 +196,7 @@ def _book(
         return resume.Elsewhere(config)
     if after is not None and (again or not (folder / "checkpoint").exists()):
         extend.begin(after, folder, config, setup)
-    labels = {
-        "benchmark": config.preset,
-        "method": record.word(config.method.name),
-        "agents": config.agents,
-        "topology": record.word(config.topology.name),
-        "seed": config.seed,
-        "tasks": len(setup.tasks),
-    }
+    labels = record.labels_of(config, len(setup.tasks))
     anew = again and after is None
     book = record.Record(folder, config, labels, setup.method.each_task_alone, None if anew else here.device)
     book.environment(here.device)

@@ -121,19 +121,9 @@ def _begun(folder: Path, member: Member) -> bool:
 
 
 def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> record.Record:
-    labels = {
-        "benchmark": config.preset,
-        "method": record.word(config.method.name),
-        "agents": config.agents,
-        "topology": record.word(config.topology.name),
-        "seed": config.seed,
-        "tasks": len(setup.tasks),
-        "agent": agent,
-        "exchange": "peers",
-    }
-    device = next(iter(setup.heads[0].values())).device if setup.heads and setup.heads[0] else torch.device("cpu")
+    labels = {**record.labels_of(config, len(setup.tasks)), "agent": agent, "exchange": "peers"}
     book = record.Record(folder, config, labels, setup.method.each_task_alone, None, kept=going_on)
-    book.environment(device)
+    book.environment(setup.tasks[0].train[1].device)
     book.tasks([data.describe() for data in setup.tasks])
     return book
 

@@ -35,6 +35,18 @@ def folder_of(config: RunConfig, out: Path) -> Path:
     return out / name / f"seed-{config.seed}"
 
 
+def labels_of(config: RunConfig, tasks: int) -> dict[str, Any]:
+    """What metrics and the first event call a run."""
+    return {
+        "benchmark": config.preset,
+        "method": word(config.method.name),
+        "agents": config.agents,
+        "topology": word(config.topology.name),
+        "seed": config.seed,
+        "tasks": tasks,
+    }
+
+
 def word(name: str) -> str:
     """A name that fits in a folder's: of `path/file.py:Thing`, the thing."""
     return name.rpartition(":")[2].replace("/", "_")

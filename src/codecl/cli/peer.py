@@ -17,6 +17,14 @@ app.add_typer(peer, name="peer")
 
 FIRST_PORT, DEGRADED = 7700, 4
 
+OneMethod = Annotated[str | None, typer.Option("--method", help="Default: the preset's first.")]
+OneNumber = Annotated[str | None, typer.Option("--agents", metavar="N", help="Number of agents.")]
+OneGraph = Annotated[str | None, typer.Option("--topology", help="A topology or an edge-list file.")]
+OneSeed = Annotated[int | None, typer.Option("--seed", help="Of everything random.")]
+Deadline = Annotated[
+    str | None, typer.Option("--deadline", help="Seconds a step waits for a neighbour; none: for ever.")
+]
+Silence = Annotated[str | None, typer.Option("--silence", help="Seconds without a sign of life: an agent is dead.")]
 At = Annotated[list[str] | None, typer.Option("--at", metavar="HOST:PORT", help="Of each agent, in order.")]
 Hosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="The same from a file, a line each.")]
 
@@ -30,15 +38,15 @@ def start(context: typer.Context) -> None:
 @peer.command()
 def init(
     preset: PresetName = "quickstart",
-    method: Annotated[str | None, typer.Option(help="Default: the preset's first.")] = None,
-    agents: Annotated[str | None, typer.Option(metavar="N", help="Number of agents.")] = None,
-    topology: Annotated[str | None, typer.Option(help="A topology or an edge-list file.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    method: OneMethod = None,
+    agents: OneNumber = None,
+    topology: OneGraph = None,
+    seed: OneSeed = None,
     settings: Settings = None,
     at: At = None,
     hosts: Hosts = None,
-    deadline: Annotated[str | None, typer.Option(help="Seconds a step waits for a neighbour; none: for ever.")] = None,
-    silence: Annotated[str | None, typer.Option(help="Seconds without a sign of life: an agent is dead.")] = None,
+    deadline: Deadline = None,
+    silence: Silence = None,
     out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
 ) -> None:
     """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
@@ -53,13 +61,13 @@ def init(
 @peer.command()
 def local(
     preset: PresetName = "quickstart",
-    method: Annotated[str | None, typer.Option(help="Default: the preset's first.")] = None,
-    agents: Annotated[str | None, typer.Option(metavar="N", help="Number of agents.")] = None,
-    topology: Annotated[str | None, typer.Option(help="A topology or an edge-list file.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    method: OneMethod = None,
+    agents: OneNumber = None,
+    topology: OneGraph = None,
+    seed: OneSeed = None,
     settings: Settings = None,
-    deadline: Annotated[str | None, typer.Option(help="Seconds a step waits for a neighbour; none: for ever.")] = None,
-    silence: Annotated[str | None, typer.Option(help="Seconds without a sign of life: an agent is dead.")] = None,
+    deadline: Deadline = None,
+    silence: Silence = None,
     out: Out = Path("runs"),
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import AsJson, PresetName, Settings, app, console_for
+from codecl.cli.common import AsJson, Graphs, Methods, Numbers, PresetName, Seeds, Settings, app, console_for
 from codecl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 @app.command()
 def plan(
     preset: PresetName = "quickstart",
-    method: Annotated[str | None, typer.Option(help="Methods, a comma list. Default: those of the preset.")] = None,
-    agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
-    topology: Annotated[str | None, typer.Option(help="Topologies or edge-list files, a comma list.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, a comma list of values.")] = None,
+    method: Methods = None,
+    agents: Numbers = None,
+    topology: Graphs = None,
+    seeds: Seeds = None,
     settings: Settings = None,
     like: Annotated[Path | None, typer.Option(help="A recorded run to take the free directions from.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Time a step on this machine.")] = False,

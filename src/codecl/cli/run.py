@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from codecl.cli.common import INTERRUPTED, AsJson, Out, PresetName, Settings, app, console_for
+from codecl.cli.common import (
+    INTERRUPTED,
+    AsJson,
+    Graphs,
+    Methods,
+    Numbers,
+    Out,
+    PresetName,
+    Seeds,
+    Settings,
+    app,
+    console_for,
+)
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
@@ -24,10 +36,10 @@ OnWhich = Annotated[str, typer.Option("--exchange", help="simulated, cluster or 
 @app.command()
 def run(
     preset: PresetName = "quickstart",
-    method: Annotated[str | None, typer.Option(help="Methods, a comma list. Default: those of the preset.")] = None,
-    agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
-    topology: Annotated[str | None, typer.Option(help="Topologies or edge-list files, a comma list.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, a comma list of values.")] = None,
+    method: Methods = None,
+    agents: Numbers = None,
+    topology: Graphs = None,
+    seeds: Seeds = None,
     settings: Settings = None,
     out: Out = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
