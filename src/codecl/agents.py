@@ -29,12 +29,15 @@ BESIDE = 4 * 10**9  # multiplications of all agents that a GPU does beside other
 COORDS = "codecl_coordinates"  # the name under which a factored Linear finds its coordinates
 
 
-def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
-    """Let a Linear work from coordinates, without building its weight: y = x W0ᵀ + (x O) cᵀ. All else of it stays."""
+def factor(linear: nn.Linear, chart: Chart, bias: bool, built: Callable[[], bool]) -> None:
+    """Let a Linear work from coordinates, without its weight: y = x W0ᵀ + (x O) cᵀ, unless that is `built` this time.
+    All else of it stays."""
     outputs, free = chart.anchor_GON.shape[1], chart.dims[0]
     linear.register_parameter(COORDS, nn.Parameter(chart.anchor_GON.new_zeros(outputs, free)))
 
     def forward(input: Tensor) -> Tensor:
+        if built():
+            return functional.linear(input, linear.weight, linear.bias)
         return charts.factored(input, getattr(linear, COORDS), chart, bias)
 
     linear.forward = forward  # type: ignore[method-assign]
@@ -65,13 +68,14 @@ class Agents:
         for slot in layout.slots:
             if slot.layer and slot.name in self.factored:
                 linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
-                factor(linear, slot.chart, slot.layer.bias is not None)
+                factor(linear, slot.chart, slot.layer.bias is not None, lambda: self._whole)
         start_D = layout.start()
         with_kernels = running == "stacked" and kernels.available(start_D.device, start_D.dtype)
         self._with_kernels = kernels.install(self.module, precision) if with_kernels else []
         self._turned = {slot.name: _channels_last(slot) for slot in layout.slots if self._turns(slot)}
         self._half = precision == "bf16" and start_D.dtype == torch.float32
         self._settled = False  # whether this way of running has worked once
+        self._whole = False  # whether all weights are built just now
         if running == "streams" and not start_D.is_cuda:
             self.running = "loop"
         self._streams = _streams("agents", min(agents, MOST_STREAMS)) if self.running == "streams" else ()
@@ -87,17 +91,29 @@ class Agents:
         Law: stacked agents equal a loop over agents."""
         return self.gradient_at(self.build(coords_AD), images_AB, labels_AB)
 
-    def build(self, coords_AD: Tensor) -> "Built":
+    def build(self, coords_AD: Tensor, whole: bool = False) -> "Built":
         """What the agents differ in, at these coordinates. On a GPU it is made beside what comes next, and the gradient
-        is taken back to coordinates beside the rest of the backward pass."""
+        is taken back to coordinates beside the rest of the backward pass. `whole`: every layer's weight is built."""
         coords = coords_AD.detach().requires_grad_()
         for stream in self._builders:
             stream.wait_stream(torch.cuda.current_stream())
         with multiplying(self.precision, coords.device):
-            return Built(coords, self._own(coords))
+            return Built(coords, self._own(coords, whole), whole)
 
     def gradient_at(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """`gradient` at what was built."""
+        loss_A, grad_AD, _ = self._gradients(built, images_AB, labels_AB)
+        return loss_A, grad_AD
+
+    def gradients_at(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor, Parameters]:
+        """(loss [A], its gradient by coordinates [A, D], its gradient by each layer's W [A, G, O, N]) at weights that
+        were built whole. Law: the second is the third in the layer's chart."""
+        loss_A, grad_AD, grads = self._gradients(built, images_AB, labels_AB)
+        layers = [slot.layer for slot in self.layout.slots if slot.layer]
+        return loss_A, grad_AD, {layer.name: vmap(layer.join)(grads) for layer in layers}
+
+    def _gradients(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor, Parameters]:
+        self._whole = built.whole
         with multiplying(self.precision, images_AB.device):
             if self.running != "stacked":
                 return self._gradient(self._one_by_one, built, images_AB, labels_AB)
@@ -112,7 +128,7 @@ class Agents:
                 warnings.warn(f"agents run one after another: this model cannot be stacked ({reason})", stacklevel=2)
                 return out
 
-    def _stacked(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
+    def _stacked(self, built: "Built", images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor, Parameters]:
         """All agents as one computation; without kernels where the model's other layers cannot take what they give."""
         losses = vmap(self._loss, randomness="different")
         try:
@@ -127,16 +143,21 @@ class Agents:
 
     def _gradient(
         self, losses: Callable[..., Tensor], built: "Built", images_AB: Tensor, labels_AB: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Parameters]:
+        """(losses, gradient by coordinates, gradient by what was built where all of it was)."""
         loss_A = losses(built.own, images_AB, labels_AB)
-        if self.layout.size:
-            (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)
+        own = built.own if built.whole else {}
+        if self.layout.size or own:
+            sources = [built.coords_AD, *own.values()]
+            grad_AD, *grads = torch.autograd.grad(
+                loss_A.sum(), sources, allow_unused=bool(own), materialize_grads=bool(own)
+            )
         else:  # nothing is left free
-            grad_AD = torch.zeros_like(built.coords_AD)
+            grad_AD, grads = torch.zeros_like(built.coords_AD), []
         for stream in self._builders:
             torch.cuda.current_stream().wait_stream(stream)
         self._settled = True
-        return loss_A.detach(), grad_AD
+        return loss_A.detach(), grad_AD, dict(zip(own, grads, strict=True))
 
     def _one_by_one(self, own: Parameters, images_AB: Tensor, labels_AB: Tensor) -> Tensor:
         """Agent after agent, or each in a stream of its own; the backward pass follows each agent into its stream."""
@@ -163,20 +184,21 @@ class Agents:
             out = functional_call(self.module, {**self.shared, **own}, (images_B,))
         return functional.cross_entropy(out.float() if self._half else out, labels_B, label_smoothing=self.smoothing)
 
-    def _own(self, coords_AD: Tensor) -> dict[str, Tensor]:
-        """What differs between agents, for all of them at once: built weights, coordinates of factored layers."""
+    def _own(self, coords_AD: Tensor, whole: bool) -> dict[str, Tensor]:
+        """What differs between agents, for all of them at once: built weights, coordinates of factored layers. `whole`:
+        also the weights of layers that are factored, or have nothing free."""
         out = {}
         for number, (slot, piece) in enumerate(self.layout.pieces(coords_AD)):
-            if slot.layer and slot.name in self.factored:
+            if slot.layer and slot.name in self.factored and not whole:
                 out[f"{slot.layer.owner}.{COORDS}".lstrip(".")] = charts.unflatten(piece, slot.chart).squeeze(-3)
             elif slot.layer and slot.size and self._builders:
                 stream = self._builders[number % BUILDERS]
                 with torch.cuda.stream(stream):
                     out.update(self._built(slot, piece))
                 self._ready[slot.layer.owner] = stream.record_event()
-                if not slot.layer.owned:  # nobody knows when it is used
+                if not slot.layer.owned or slot.name in self.factored:  # nobody waits for it when it is used
                     torch.cuda.current_stream().wait_event(self._ready[slot.layer.owner])
-            elif slot.size:
+            elif slot.size or (whole and slot.layer):
                 out.update(self._built(slot, piece))
         return out
 
@@ -215,6 +237,7 @@ class Built(NamedTuple):
 
     coords_AD: Tensor  # what the gradient is taken by
     own: Parameters
+    whole: bool  # every layer's weight is among them
 
 
 def _channels_last(slot: Slot) -> Chart:

@@ -6,13 +6,14 @@ Shapes: G groups of a convolution (1 elsewhere), O outputs of a group, N inputs,
 has most), D coordinates of this chart in a row, R rows of activations, P images or patches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+TINY = 1e-30  # a squared norm below it is none
 SLACK = 1e-12  # of the energy: what float64 may get wrong when a tail is compared with the budget
 
 
@@ -79,6 +80,18 @@ def encode(weight_GON: Tensor, chart: Chart) -> Tensor:
 def project(grad_GON: Tensor, chart: Chart) -> Tensor:
     """The part of a gradient inside the free space, g O Oᵀ = g - g M Mᵀ. Law: project is idempotent and symmetric."""
     return grad_GON if chart.free_GNF is None else grad_GON @ chart.free_GNF @ chart.free_GNF.mT
+
+
+def constrained(grads_AGON: Mapping[str, Tensor], bases: Mapping[str, Sequence[Tensor]]) -> Tensor:
+    """μ [A]: ‖g O‖ / ‖g‖ over all layers that have bases, a basis a group; 0 where the gradient is 0 (Assumption 4).
+
+    Laws: at most 1; ‖g O‖² = ‖project(g)‖² = ⟨g, project(g)⟩ (Lemma 1)."""
+    free: list[Tensor] = []
+    for name, bases_G in bases.items():
+        grad_GAON = grads_AGON[name].movedim(-3, 0)
+        free += [(part @ basis).square().sum((-2, -1)) for part, basis in zip(grad_GAON, bases_G, strict=True)]
+    whole = [grads_AGON[name].square().sum((-3, -2, -1)) for name in bases]
+    return (torch.stack(free).sum(0) / torch.stack(whole).sum(0).clamp(min=TINY)).sqrt()
 
 
 def unflatten(coords_D: Tensor, chart: Chart) -> Tensor:

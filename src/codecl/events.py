@@ -56,6 +56,8 @@ class Epoch(Event):
     loss: list[float]  # by agent, mean over the epoch
     rate: float
     consensus_error: float
+    mu_mean: float  # μ = ‖projected gradient‖ / ‖gradient‖ of the constrained layers in the epoch's last step,
+    mu_max: float  # over agents (Assumption 4 bounds the maximum)
     running: str  # how agents shared the device: stacked, streams or loop
     messages: int
     bytes: int

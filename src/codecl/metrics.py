@@ -30,6 +30,7 @@ def metrics(
         "accuracy_matrix": [(row or []) + [None] * (tasks - len(row or [])) for row in rows],
         "traffic": traffic(by_kind),
         "consensus_error_by_task": [fact.get("consensus_error") for fact in last.values()],
+        "mu_by_task": _mu(epochs),
         **_of_a_peer(by_kind, last.values()),
         "free_by_task": [fact["free"] for fact in by_kind["task"]],
         "timing": {
@@ -39,6 +40,18 @@ def metrics(
             "wall_s": round(wall_s, 3),
         },
     }
+
+
+def _mu(epochs: Sequence[Fact]) -> list[dict[str, float]]:
+    """How constrained the gradient was, of each task: mean and maximum of what its epochs saw."""
+    seen: dict[int, list[Fact]] = {}
+    for fact in epochs:
+        if fact.get("mu_mean") is not None:  # runs of before it was recorded
+            seen.setdefault(fact["task"], []).append(fact)
+    return [
+        {"mean": sum(fact["mu_mean"] for fact in facts) / len(facts), "max": max(fact["mu_max"] for fact in facts)}
+        for facts in seen.values()
+    ]
 
 
 def _of_a_peer(by_kind: Mapping[str, Sequence[Fact]], last: Iterable[Fact]) -> dict[str, Any]:

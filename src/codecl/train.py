@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from codecl import chart as charts
 from codecl import norms
 from codecl.agents import Agents, Running, accuracy
 from codecl.errors import RunFailed
@@ -20,7 +21,7 @@ from codecl.exchange import flooded
 from codecl.layout import Parameters, layout
 from codecl.methods import TaskEnd
 from codecl.methods.base import Rate
-from codecl.replay import Step, epochs
+from codecl.replay import Step, Stepping, epochs
 from codecl.seeding import succession
 from codecl.setup import Middle, Setup, State
 from codecl.stream import TaskData
@@ -34,11 +35,13 @@ def train(setup: Setup, state: State, middle: Middle | None = None) -> Iterator[
     for data in setup.tasks[len(state.heads) :]:
         agents = open_task(setup, state, data)
         step, here = stepping(setup, state, data, agents), start(setup, agents, middle)
+        watched = stepping(setup, state, data, agents, watched=True) if _constrained(setup, state) else None
         first, carry_AE, middle = here.epoch, here.carry_AE, None
         coords_AD = carry_AE[:, : agents.layout.size]
         yield _opened(setup, data, agents)
         picks_SABK, run_epoch = data.picks(first, exchange.agents, config.batch)[here.step :], None  # an old graph goes
-        run_epoch = epochs(step, carry_AE, picks_SABK, exchange.traffic, graph=exchange.on_device and carry_AE.is_cuda)
+        graph = exchange.on_device and carry_AE.is_cuda
+        run_epoch = epochs(step, carry_AE, picks_SABK, exchange.traffic, graph, watched)
         for epoch in range(first, config.epochs):
             began, losses = time.perf_counter(), []
             for carry_AE, loss_A in run_epoch(carry_AE, picks_SABK, config.rate_at(epoch)):  # noqa: B020
@@ -46,7 +49,7 @@ def train(setup: Setup, state: State, middle: Middle | None = None) -> Iterator[
                 coords_AD = carry_AE[:, : agents.layout.size]
                 yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
             picks_SABK = data.picks(epoch + 1, exchange.agents, config.batch)  # while the device is still at work
-            live = Live(epoch, state, carry_AE, coords_AD, torch.stack(losses), agents.running)
+            live = Live(epoch, state, carry_AE, coords_AD, torch.stack(losses), run_epoch.seen_A, agents.running)
             yield _epoch(setup, data, live, began)
         setup = setup._replace(running=agents.running)
         state = yield from _close(setup, state, data, agents, coords_AD, agreed=here.agreed)
@@ -71,11 +74,19 @@ def start(setup: Setup, agents: Agents, middle: Middle | None = None) -> Middle:
     return Middle(0, torch.cat([coords_AD, torch.zeros_like(coords_AD)], 1) if setup.train.momentum else coords_AD)
 
 
-def stepping(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:
-    """A step of all agents (Algorithm 1, lines 4-15): device work only."""
+def stepping(setup: Setup, state: State, data: TaskData, agents: Agents, watched: bool = False) -> Step:
+    """A step of all agents (Algorithm 1, lines 4-15): device work only. `watched`: it also tells μ."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(state.memory, agents.layout)
     size, beta = agents.layout.size, setup.train.momentum
+    bases = _constrained(setup, state)
+
+    def gradient(coords_AD: Tensor, picks_ABK: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        built = agents.build(coords_AD, whole=watched)  # weights are built while the batch is put together
+        if not watched:
+            return *agents.gradient_at(built, *data.batch(picks_ABK)), None
+        loss_A, grad_AD, grads = agents.gradients_at(built, *data.batch(picks_ABK))
+        return loss_A, grad_AD, charts.constrained(grads, bases)
 
     def moved(carry_AE: Tensor, grad_AD: Tensor) -> Tensor:
         return beta * carry_AE[:, size:] + grad_AD if beta else grad_AD
@@ -83,23 +94,26 @@ def stepping(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step
     def carried(coords_AD: Tensor, move_AD: Tensor) -> Tensor:
         return torch.cat([coords_AD, move_AD], 1) if beta else coords_AD
 
-    def in_the_papers_order(carry_AE: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+    def in_the_papers_order(carry_AE: Tensor, picks_ABK: Tensor, rate: Rate) -> Stepping:
         coords_AD = carry_AE[:, :size]
         pending = exchange.start(coords_AD, "train")  # messages travel while the gradient is computed
-        built = agents.build(coords_AD)  # weights are built while the batch is put together
-        loss_A, grad_AD = agents.gradient_at(built, *data.batch(picks_ABK))
+        loss_A, grad_AD, mu_A = gradient(coords_AD, picks_ABK)
         move_AD = moved(carry_AE, grad_AD)
-        return carried(method.step(constants, pending.wait(), coords_AD, move_AD, rate), move_AD), loss_A
+        return carried(method.step(constants, pending.wait(), coords_AD, move_AD, rate), move_AD), loss_A, mu_A
 
-    def adapt_then_combine(carry_AE: Tensor, picks_ABK: Tensor, rate: Rate) -> tuple[Tensor, Tensor]:
+    def adapt_then_combine(carry_AE: Tensor, picks_ABK: Tensor, rate: Rate) -> Stepping:
         coords_AD = carry_AE[:, :size]
-        built = agents.build(coords_AD)
-        loss_A, grad_AD = agents.gradient_at(built, *data.batch(picks_ABK))
+        loss_A, grad_AD, mu_A = gradient(coords_AD, picks_ABK)
         move_AD = moved(carry_AE, grad_AD)
         half_AD = method.step(constants, coords_AD, coords_AD, move_AD, rate)
-        return carried(exchange.start(half_AD, "train").wait(), move_AD), loss_A
+        return carried(exchange.start(half_AD, "train").wait(), move_AD), loss_A, mu_A
 
     return in_the_papers_order if setup.train.order == "paper" else adapt_then_combine
+
+
+def _constrained(setup: Setup, state: State) -> Mapping[str, Sequence[Tensor]]:
+    """Layers whose gradient is projected, with the bases of their free space."""
+    return setup.method.within(state.memory, setup.survey.layers)
 
 
 def _close(
@@ -197,6 +211,7 @@ class Live(NamedTuple):
     carry_AE: Tensor
     coords_AD: Tensor
     losses_SA: Tensor
+    mu_A: Tensor | None  # of its last step; None: nothing is constrained
     running: Running
 
 
@@ -215,6 +230,7 @@ def _epoch(setup: Setup, data: TaskData, here: Live, began: float) -> Epoch:
     error = setup.exchange.consensus_error(here.coords_AD)
     if not math.isfinite(error):
         raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {epoch + 1}: weights overflow; lower train.rate")
+    mu_mean, mu_max = _mu(setup, here.mu_A)
     return Epoch(
         task=data.index,
         epoch=epoch,
@@ -222,11 +238,21 @@ def _epoch(setup: Setup, data: TaskData, here: Live, began: float) -> Epoch:
         loss=losses.mean(0).tolist(),
         rate=rate,
         consensus_error=error,
+        mu_mean=mu_mean,
+        mu_max=mu_max,
         running=here.running,
         seconds=time.perf_counter() - began,
         live=here,
         **setup.exchange.traffic.take("train"),
     )
+
+
+def _mu(setup: Setup, mu_A: Tensor | None) -> tuple[float, float]:
+    """Mean and maximum over agents; 1 where nothing is constrained: there the projected gradient is the gradient."""
+    if mu_A is None:
+        return 1.0, 1.0
+    found = setup.exchange.gather(mu_A)
+    return float(found.mean()), float(found.max())
 
 
 def evaluate(setup: Setup, state: State, task: int) -> Evaluated:

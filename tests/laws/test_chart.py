@@ -1,5 +1,6 @@
 """The laws of charts. Float64; shapes, ranks and seeds by hypothesis."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -200,3 +201,28 @@ def test_factored_pays_by_counting(rows, outputs, inputs, free):
     built = 3 * rows * outputs * inputs + 2 * outputs * inputs * free
     assert charts.factored_pays(rows, outputs, inputs, free) == (forward + backward < built)
     assert not charts.factored_pays(rows, outputs, inputs, 0)
+
+
+@given(some_charts(), st.integers(0, 10**6))
+def test_the_projected_gradient_is_a_descent_direction(case, seed):
+    """Lemma 1: ⟨g, g̃⟩ = ‖g̃‖²; and ‖g̃‖ = ‖g O‖, the gradient by coordinates."""
+    chart, _ = case
+    grad = torch.randn(chart.anchor_GON.shape, dtype=torch.float64, generator=generator(seed))
+    inside = charts.project(grad, chart)
+    torch.testing.assert_close((grad * inside).sum(), inside.square().sum(), **TIGHT)
+    bases = [basis[:, :dim] for basis, dim in zip(chart.free_GNF, chart.dims, strict=True)]
+    mu = charts.constrained({"layer": grad[None]}, {"layer": bases})
+    torch.testing.assert_close(mu, (inside.norm() / grad.norm())[None], **TIGHT)
+    assert float(mu) <= 1 + 1e-12
+
+
+def test_how_constrained_a_gradient_is_counts_all_layers_with_bases_and_no_others():
+    grads = {
+        "a": torch.tensor([3.0, 4.0]).view(1, 1, 1, 2),
+        "b": torch.full((1, 1, 1, 2), 12.0),
+        "c": torch.ones(1, 1, 1, 1),
+    }
+    first, none = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 0)
+    assert float(charts.constrained(grads, {"a": [first]})) == pytest.approx(3 / 5)
+    assert float(charts.constrained(grads, {"a": [first], "b": [none]})) == pytest.approx(3 / (25 + 288) ** 0.5)
+    assert float(charts.constrained({"a": torch.zeros(1, 1, 1, 2)}, {"a": [first]})) == 0

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from codecl import agents as module_under_test
+from codecl import chart as charts
 from codecl import kernels
 from codecl.stream import Task
 from codecl.train import open_task, train
@@ -157,3 +158,46 @@ def test_an_error_after_a_step_that_worked_is_not_taken_for_a_model_that_cannot_
     with pytest.raises(RuntimeError, match="capture broke"):
         agents.gradient(rows, *batch)
     assert agents.running == "stacked"
+
+
+@pytest.mark.parametrize("model", [perceptron, convolutional, normed, Tied])
+@pytest.mark.parametrize("running", ["stacked", "loop"])
+def test_the_gradient_by_coordinates_is_the_gradient_by_weights_in_the_chart(model, running):
+    """At weights that are built whole: factored layers and layers without free directions too."""
+    setup, state = _second_task(model(), running)
+    group, picks = open_task(setup, state, setup.tasks[1]), setup.tasks[1].picks(0, range(4), 4)
+    rows = torch.randn(4, group.layout.size, dtype=torch.float64) * 0.1
+    batch = setup.tasks[1].batch(picks[0])
+    loss_A, grad_AD = group.gradient(rows, *batch)
+    again_A, same_AD, grads = group.gradients_at(group.build(rows, whole=True), *batch)
+    torch.testing.assert_close(again_A, loss_A, rtol=0, atol=1e-12)
+    torch.testing.assert_close(same_AD, grad_AD, rtol=0, atol=1e-12)
+    for slot, piece in group.layout.pieces(grad_AD):
+        if slot.layer:
+            for row, whole in zip(piece, grads[slot.name], strict=True):
+                chart = slot.chart._replace(anchor_GON=torch.zeros_like(slot.chart.anchor_GON))
+                torch.testing.assert_close(charts.encode(whole, chart), row, rtol=0, atol=1e-12)
+
+
+def _second_task(module, running):
+    """As a run is when its second task opens; the first layer has nothing free."""
+    setup, state = build(module, tasks(2), config(train={"running": running, "batch": 2}))
+    for event in train(setup, state):
+        if event.kind == "flood":
+            break
+    name = setup.survey.layers[0].name
+    memory = {key: value[:, :0] if key.startswith(f"{name}/") else value for key, value in event.state.memory.items()}
+    return setup, event.state._replace(memory=memory)
+
+
+def test_codec_and_full_communication_are_constrained_alike():
+    module, seen = convolutional(), {}
+    for method in ("codec", "codec-full", "dpsgd"):
+        setup, state = build(module, tasks(2), config(method=method))
+        events = [event for event in train(setup, state) if event.kind == "epoch"]
+        seen[method] = [(event.mu_mean, event.mu_max) for event in events]
+    assert seen["dpsgd"] == [(1, 1)] * 4
+    assert seen["codec"][:2] == [(1, 1)] * 2, "nothing is constrained in the first task"
+    for ours, full in zip(seen["codec"], seen["codec-full"], strict=True):
+        assert ours == pytest.approx(full, abs=1e-10)
+    assert all(0 < mean <= most < 1 for mean, most in seen["codec"][2:])

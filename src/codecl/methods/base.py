@@ -47,7 +47,7 @@ class TaskEnd(NamedTuple):
 
 
 class Method(BaseModel, ABC):
-    """A frozen record whose fields are the method's options, with four verbs."""
+    """A frozen record whose fields are the method's options, with four verbs (and one that most leave as it is)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.least_images of them
@@ -56,6 +56,10 @@ class Method(BaseModel, ABC):
     @abstractmethod
     def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
         """Layers that train in a part of their space: a basis [N, F] of it for each group. Others train whole."""
+
+    def within(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
+        """Layers whose gradient is projected, with a basis [N, F] of the space for each group."""
+        return self.free(memory, layers)
 
     @abstractmethod
     def prepare(self, memory: Memory, layout: Layout) -> Any:

@@ -24,8 +24,11 @@ class CodecFull(Method):
     def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
         return {}
 
+    def within(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
+        return bases_of(memory, layers)
+
     def prepare(self, memory: Memory, layout: Layout) -> Charts:
-        bases = bases_of(memory, [slot.layer for slot in layout.slots if slot.layer])
+        bases = self.within(memory, [slot.layer for slot in layout.slots if slot.layer])
         return [
             (slot.size, charts.chart(slot.chart.anchor_GON, bases[slot.name]) if slot.name in bases else None)
             for slot in layout.slots
