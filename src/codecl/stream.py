@@ -21,6 +21,7 @@ from codecl.seeding import spawn
 
 Augment = Literal["none", "crop-flip"]
 Surround = Literal["black", "mean"]
+Sampling = Literal["shuffle", "replacement"]
 Mean = Annotated[float, Field(allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -49,6 +50,10 @@ class StreamConfig(BaseModel):
         None,
         gt=0,
         description="steps of an epoch, the same for every agent; null: as many full batches as the smallest shard has",
+    )
+    sampling: Sampling = Field(
+        "shuffle",
+        description="an epoch's images: a fresh shuffle of the shard, or draws with replacement, as analyses assume",
     )
     mine: str | None = Field(
         None,
@@ -118,7 +123,7 @@ class TaskData:
             part = checked(self.name, "training", tensors(task.train), task.classes, torch.device("cpu"))
             task = validating(task._replace(train=part, name=self.name), config.validation, seed, index)
         self.task, self.agents, self.seed, self.dtype, self.augment = task, agents, seed, dtype, config.augment
-        self._steps = config.steps
+        self._steps, self._sampling = config.steps, config.sampling
         self.train = checked(self.name, "training", tensors(task.train), task.classes, device)
         self.test = checked(self.name, "test", tensors(task.test), task.classes, device)
         if task.labels and len(task.labels) != task.classes:
@@ -176,7 +181,7 @@ class TaskData:
 
     def picks(self, epoch: int, agents: Sequence[int], batch: int) -> Tensor:
         """[S, A, B, K] on the CPU: the images of each step, full batches of a fresh shuffle of each agent's shard;
-        where it is too small, of one shuffle after another."""
+        where it is too small, of one shuffle after another. Or draws with replacement."""
         steps = self.steps(batch)
         rows = [self._picks(agent, epoch, steps * batch).view(steps, batch, -1) for agent in agents]
         return torch.stack(rows, 1)
@@ -221,14 +226,19 @@ class TaskData:
 
     def _picks(self, agent: int, epoch: int, count: int) -> Tensor:
         shard, path = self.shards[agent], (agent, self.index, epoch)
-        generator, rounds = spawn(self.seed, "shuffle", *path), max(1, -(-count // len(shard)))
-        order = torch.cat([torch.randperm(len(shard), generator=generator) for _ in range(rounds)])
-        which = shard[order[:count], None]
+        which = shard[self._order(len(shard), count, spawn(self.seed, "shuffle", *path)), None]
         if self.augment == "none":
             return which
         generator = spawn(self.seed, "augment", *path)
         corner = torch.randint(2 * crops.PADDING + 1, (count, 2), generator=generator)
         return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
+
+    def _order(self, images: int, count: int, generator: torch.Generator) -> Tensor:
+        """Which of so many images come, one after another."""
+        if self._sampling == "replacement":
+            return torch.randint(images, (count,), generator=generator)
+        rounds = max(1, -(-count // images))
+        return torch.cat([torch.randperm(images, generator=generator) for _ in range(rounds)])[:count]
 
 
 def in_batches(rows: Tensor, batch: int) -> tuple[Tensor, ...]:

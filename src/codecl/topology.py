@@ -47,8 +47,8 @@ class Topology:
 
     @cached_property
     def contraction(self) -> float:
-        """√ρ = ‖W - 11ᵀ/N‖₂: what one round leaves of the disagreement."""
-        return float(np.linalg.norm(self.mixing - 1 / self.agents, 2))
+        """√ρ of its mixing matrix."""
+        return contraction(self.mixing)
 
     @property
     def agree_rounds(self) -> int:
@@ -64,6 +64,12 @@ class Topology:
     def tree_to(self, root: int) -> list[tuple[int, int]]:
         """The tree along which everyone reaches `root`, as (parent, child), parents first: how sums travel up."""
         return list(nx.bfs_edges(self.graph.reverse(copy=False), root, sort_neighbors=sorted))
+
+
+def contraction(mixing: Matrix) -> float:
+    """√ρ = ‖W - 11ᵀ/N‖₂: what one round leaves of the disagreement. A norm: for a W that is not symmetric the second
+    eigenvalue may be smaller, and is no bound."""
+    return float(np.linalg.norm(mixing - 1 / len(mixing), 2))
 
 
 def build(config: TopologyConfig, agents: int, seed: int) -> Topology:

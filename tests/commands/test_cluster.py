@@ -42,6 +42,8 @@ def test_torchrun_gives_the_metrics_of_one_process_and_prints_once(cli, tmp_path
     (ours, seen), (theirs, _) = recorded(together), recorded(alone)
     errors = [found.pop("consensus_error_by_task") for found in (ours, theirs)]
     assert errors[0] == pytest.approx(errors[1], rel=1e-9)
+    constrained = [[[task["mean"], task["max"]] for task in found.pop("mu_by_task")] for found in (ours, theirs)]
+    assert constrained[0] == [pytest.approx(task, rel=1e-9) for task in constrained[1]]
     assert ours == theirs
     assert (seen[0]["exchange"], seen[0]["ranks"]) == ("cluster", 2)
     assert (together / next(together.rglob("model")) / "task-2.safetensors").is_file()

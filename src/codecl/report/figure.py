@@ -28,6 +28,7 @@ class Lines(NamedTuple):
     log: bool = False
     ticks: Sequence[str] = ()
     marks: Sequence[tuple[float, str]] = ()
+    log_x: bool = False
 
 
 class Bars(NamedTuple):

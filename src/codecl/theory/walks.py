@@ -1,0 +1,133 @@
+"""The package's own loop on a problem, many times at once: copies of the agents that never meet, as one run.
+
+Shapes: S copies, N agents, A = S · N, F free dimensions, K steps.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from codecl.agents import Agents
+from codecl.assemble import assemble, deal
+from codecl.config import validate
+from codecl.events import Stepped, TaskOpened
+from codecl.exchange import Simulated
+from codecl.setup import Setup, State
+from codecl.stream import Task, TaskData
+from codecl.theory.problems import AsModule, Problem
+from codecl.topology import Matrix, Topology
+from codecl.train import train
+
+CPU = torch.device("cpu")
+
+
+class Copies:
+    """A mixing matrix so many times over, side by side; what `Simulated` asks of a topology to mix."""
+
+    def __init__(self, mixing: Matrix, copies: int) -> None:
+        self.agents = copies * len(mixing)
+        self.mixing = side_by_side(mixing, copies)
+        self.edges = tuple(zip(*map(np.ndarray.tolist, np.nonzero(self.mixing)), strict=True))
+
+
+def side_by_side(mixing: Matrix, copies: int) -> Matrix:
+    """Groups that never meet, each mixing in itself."""
+    return cast(Matrix, np.kron(np.eye(copies), mixing))
+
+
+class Walk(NamedTuple):
+    """How a problem is walked."""
+
+    problem: Problem
+    mixing: Matrix
+    rate: float
+    steps: int
+    copies: int
+    seed: int = 0
+    batch: int = 1
+    alike: int = 0  # a control: so many agents in a row draw the same examples
+
+
+def prepared(walk: Walk) -> tuple[Setup, State]:
+    """What `train` needs: the problem as a module, its examples as images, each agent's its own."""
+    problem, agents = walk.problem, walk.copies * len(walk.mixing)
+    examples_PE = problem.examples_NPE.repeat(walk.copies, 1, 1).flatten(0, 1)
+    labels_P = torch.zeros(len(examples_PE), dtype=torch.long)
+    config = validate(
+        {
+            "preset": "theory",
+            "seed": walk.seed,
+            "dtype": "float64",
+            "agents": agents,
+            "model": {"name": "own"},
+            "head": None,
+            "data": {"stream": "own", "sampling": "replacement", "steps": walk.steps},
+            "train": {"epochs": 1, "batch": walk.batch, "rate": walk.rate, "running": "stacked", "milestones": []},
+            "method": {"name": "codec"},
+        }
+    )
+    task = Task((examples_PE, labels_P), (examples_PE[:1], labels_P[:1]), 1, problem.name)
+    (data,) = dealt = deal(config, [task], CPU)
+    data.shards = torch.arange(len(examples_PE)).tensor_split(agents)  # agent i's examples are the problem's
+    setup, state = assemble(config, AsModule(problem).double(), dealt, CPU)
+    if walk.alike:
+        data.picks = _alike(data, walk.alike)  # type: ignore[method-assign]
+    copies = cast(Topology, Copies(walk.mixing, walk.copies))
+    setup = setup._replace(topology=copies, exchange=Simulated(copies, torch.float64, CPU))
+    return setup, state._replace(memory={"point/0": problem.free_DF})
+
+
+def _alike(data: TaskData, agents: int) -> Callable[..., Tensor]:
+    """Picks in which so many agents in a row draw what the first of them draws; they must have the same examples."""
+    original, size = data.picks, len(data.shards[0])
+
+    def picks(*path: Any) -> Tensor:
+        picks_SABK = original(*path)
+        first = torch.arange(picks_SABK.shape[1]) // agents * agents
+        return picks_SABK[:, first] + ((torch.arange(picks_SABK.shape[1]) - first) * size)[None, :, None, None]
+
+    return picks
+
+
+def walked(walk: Walk) -> Iterator[Tensor]:
+    """Coordinates [S, N, F] before the first step and after each. They hold until the next."""
+    for _, coords_AF in _steps(*prepared(walk)):
+        yield coords_AF.view(walk.copies, len(walk.mixing), -1)
+
+
+class Steps(NamedTuple):
+    """All that a walk did: at each step, where agents were, and the gradients that they took there."""
+
+    coords_KSNF: Tensor  # before each step, and after the last
+    grads_KSND: Tensor  # in the whole space
+    moves_KSNF: Tensor  # by coordinates
+
+
+def stepped(walk: Walk) -> Steps:
+    """A walk with the gradients of every step, taken anew on its examples."""
+    setup, state = prepared(walk)
+    (data,), shape = setup.tasks, (walk.copies, len(walk.mixing), -1)
+    picks_KABI = data.picks(0, setup.exchange.agents, walk.batch)
+    coords, grads, moves = [], [], []
+    for step, (agents, coords_AF) in enumerate(_steps(setup, state)):
+        coords.append(coords_AF.clone().view(shape))
+        if step < walk.steps:
+            built = agents.build(coords_AF, whole=True)
+            _, move_AF, whole = agents.gradients_at(built, *data.batch(picks_KABI[step]))
+            grads.append(whole["point"].reshape(shape))
+            moves.append(move_AF.view(shape))
+    return Steps(torch.stack(coords), torch.stack(grads), torch.stack(moves))
+
+
+def _steps(setup: Setup, state: State) -> Iterator[tuple[Agents, Tensor]]:
+    for event in train(setup, state):
+        if isinstance(event, TaskOpened):
+            agents = event.agents
+            yield agents, agents.layout.start().repeat(len(setup.exchange.agents), 1)
+        elif isinstance(event, Stepped):
+            yield agents, event.coords_AD
+        else:  # the walk ends with its steps: nothing is grown
+            return
