@@ -60,10 +60,8 @@ def configurations(runs: Sequence[Run]) -> list[Configuration]:
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(alike(run.folder, run.metrics), []).append(run)
-    found = list(groups.values())
-    return [
-        Configuration(name, group) for name, group in zip(_names([group[0] for group in found]), found, strict=True)
-    ]
+    names = _names([group[0] for group in groups.values()])
+    return [Configuration(name, group) for name, group in zip(names, groups.values(), strict=True)]
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 
 from codecl.metrics import Fact
@@ -20,8 +21,8 @@ def consensus(found: Found) -> Section | None:
         Lines(
             "consensus",
             "Consensus error",
-            "How far agents are from their mean after each epoch. With constraints (codec) it falls in each task as fast"
-            " as without (dpsgd): constraints do not hinder the gossip. The paper's Figure 2.",
+            "How far agents are from their mean after each epoch. With constraints (codec) it falls in each task as"
+            " fast as without (dpsgd): constraints do not hinder the gossip. The paper's Figure 2.",
             "epoch",
             "consensus error",
             lines,
@@ -65,8 +66,8 @@ def mu(found: Found) -> Section | None:
         Lines(
             "mu",
             "How much of the gradient is left",
-            "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained. It is the µ of"
-            " the paper's analysis, which should stay under 1.",
+            "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained. It is the µ"
+            " of the paper's analysis, which should stay under 1.",
             "epoch",
             "share of the gradient",
             lines,
@@ -85,7 +86,7 @@ def _lines(configuration: Configuration, values: dict[str, Value]) -> list[Serie
     out = []
     for what, value in values.items():
         name = f"{configuration.name}, {what}" if what else configuration.name
-        line = configuration.series(name, lambda run, value=value: _over_epochs(run, value, length))
+        line = configuration.series(name, partial(_over_epochs, value, length))
         out.append(thinned(line, length))
     return [line for line in out if line.x]
 
@@ -95,7 +96,7 @@ def epochs_a_task(configuration: Configuration) -> int:
     return max(counts, default=1)
 
 
-def _over_epochs(run: Run, value: Value, length: int) -> Curve:
+def _over_epochs(value: Value, length: int, run: Run) -> Curve:
     """After the first epoch x is 1. What a peer did twice counts as it was done last."""
     return {fact["task"] * length + fact["epoch"] + 1: value(fact) for fact in run.facts("epoch")}
 

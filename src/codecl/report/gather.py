@@ -1,4 +1,4 @@
-"""Run folders -> runs with all that was recorded of them, ended or not; what cannot be used is said, the rest goes on."""
+"""Run folders -> runs with all that was recorded of them, ended or not; what cannot be used is said."""
 
 import json
 import re

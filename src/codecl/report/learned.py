@@ -1,6 +1,7 @@
 """What was learned and what was forgotten: figures from the accuracy matrix and from the free space."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from codecl.report.configurations import Configuration, Curve, common_tasks
 from codecl.report.figure import Figure, Heat, Lines, Number, Section
@@ -17,7 +18,7 @@ def _forgetting(configuration: Configuration) -> Lines | None:
     if configuration.first.alone or _after(configuration) < 2:
         return None
     tasks = configuration.tasks
-    series = [configuration.series(name, lambda run, task=task: _column(run, task)) for task, name in enumerate(tasks)]
+    series = [configuration.series(name, partial(_column, task)) for task, name in enumerate(tasks)]
     return Lines(
         "forgetting",
         f"Accuracy of each task: {configuration.name}",
@@ -35,7 +36,7 @@ def _after(configuration: Configuration) -> int:
     return max(len(run.metrics["accuracy_matrix"]) for run in configuration.runs)
 
 
-def _column(run: Run, task: int) -> Curve:
+def _column(task: int, run: Run) -> Curve:
     rows = run.metrics["accuracy_matrix"]
     return {after: row[task] for after, row in enumerate(rows) if after >= task and task < len(row)}
 
@@ -77,13 +78,13 @@ def _matrix(configuration: Configuration) -> Heat | None:
     if rows < 2:
         return None
     tasks = configuration.tasks
-    columns = [configuration.series("", lambda run, task=task: _column(run, task)) for task in range(len(tasks))]
+    columns = [configuration.series("", partial(_column, task)) for task in range(len(tasks))]
     points = [dict(zip(column.x, column.y, strict=True)) for column in columns]
     return Heat(
         "matrix",
         f"Accuracy in %: {configuration.name}",
-        "Row: after this task. Column: accuracy of that task. Read a column downwards to see a task being forgotten; the"
-        " last row is what is known at the end.",
+        "Row: after this task. Column: accuracy of that task. Read a column downwards to see a task being forgotten;"
+        " the last row is what is known at the end.",
         "accuracy of task",
         "after task",
         tasks,
@@ -98,19 +99,23 @@ def free(found: Found) -> Section | None:
 
 def _free(configuration: Configuration) -> Lines | None:
     layers = dict.fromkeys(layer for run in configuration.runs for layer in _shares(run))
-    series = [configuration.series(layer, lambda run, layer=layer: _shares(run).get(layer, {})) for layer in layers]
+    series = [configuration.series(layer, partial(_share, layer)) for layer in layers]
     if all(share == 1 for line in series for share in line.y):
         return None
     return Lines(
         "free",
         f"Free space of each layer: {configuration.name}",
-        "The share of a layer's inputs in which a task could still learn; the core space, which earlier tasks keep, is 1"
-        " − free. The less is free, the less is sent, and the less can still be learned.",
+        "The share of a layer's inputs in which a task could still learn; the core space, which earlier tasks keep, is"
+        " 1 − free. The less is free, the less is sent, and the less can still be learned.",
         "while learning task",
         "free share",
         series,
         ticks=configuration.tasks,
     )
+
+
+def _share(layer: str, run: Run) -> Curve:
+    return _shares(run).get(layer, {})
 
 
 def _shares(run: Run) -> Mapping[str, Curve]:

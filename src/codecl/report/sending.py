@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from codecl.report.configurations import Configuration, Curve, common_tasks, known, over_seeds
@@ -127,9 +128,13 @@ def amount(found: Found) -> Section | None:
         " communication is what whole weights would have taken in the same rounds.",
         "MB",
         [configuration.name for configuration in shown],
-        [_bars(name, shown, lambda run, key=key: run.metrics["traffic"][key] / 1e6) for name, key in sent.items()],
+        [_bars(name, shown, partial(_megabytes, key)) for name, key in sent.items()],
     )
     return Section("bytes", "Traffic", {"": figure})
+
+
+def _megabytes(key: str, run: Run) -> float:
+    return float(run.metrics["traffic"][key]) / 1e6
 
 
 def time(found: Found) -> Section | None:
