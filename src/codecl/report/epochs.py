@@ -66,8 +66,8 @@ def mu(found: Found) -> Section | None:
         Lines(
             "mu",
             "How much of the gradient is left",
-            "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained. It is the µ"
-            " of the paper's analysis, which should stay under 1.",
+            "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained, less where"
+            " earlier tasks hold directions. The µ of the paper's analysis is a bound of it.",
             "epoch",
             "share of the gradient",
             lines,
