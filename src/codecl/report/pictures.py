@@ -177,7 +177,9 @@ def _legend(axes: Axes, entries: int) -> None:
 
 def _heat(axes: Axes, figure: Heat) -> None:
     values = [[math.nan if value is None else value for value in row] for row in figure.values]
-    axes.imshow(values, cmap="YlGnBu", aspect="auto")
+    sides = [[place - 0.5 for place in range(len(names) + 1)] for names in (figure.columns, figure.rows)]
+    axes.pcolormesh(*sides, values, cmap="YlGnBu", edgecolors="white", linewidth=1)
+    axes.invert_yaxis()
     known = [value for row in figure.values for value in row if value is not None]
     middle = min(known) + 0.55 * (max(known) - min(known))
     _name(axes, figure.columns)
