@@ -40,6 +40,7 @@ LOOK: Mapping[Any, Any] = {
     "ytick.color": INK,
     "xtick.major.size": 0.0,
     "ytick.major.size": 0.0,
+    "ytick.minor.size": 0.0,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "legend.handlelength": 2.8,
@@ -81,7 +82,7 @@ def draw(figure: Figure) -> Sheet:
 def _size(figure: Figure) -> tuple[float, float]:
     match figure:
         case Heat():
-            return max(5.0, 0.62 * len(figure.columns) + 2), max(3.4, 0.45 * len(figure.rows) + 1.6)
+            return max(5.0, 0.5 * len(figure.columns) + 2), max(3.4, 0.36 * len(figure.rows) + 1.6)
         case Network():
             return 5.6, 5.0
         case _:
@@ -114,7 +115,7 @@ def _same(one: Series, other: Series) -> bool:
     """Whether two lines lie on each other nearly everywhere."""
     values = dict(zip(other.x, other.y, strict=True))
     pairs = [(a, b) for x, a in zip(one.x, one.y, strict=True) if a is not None and (b := values.get(x)) is not None]
-    close = sum(abs(a - b) <= 0.02 * max(abs(a), abs(b)) for a, b in pairs)
+    close = sum(abs(a - b) <= 0.005 * max(abs(a), abs(b)) for a, b in pairs)
     return bool(pairs) and close >= 0.7 * len(pairs)
 
 
@@ -142,10 +143,10 @@ def _marks(axes: Axes, marks: Sequence[tuple[float, str]]) -> None:
 
 
 def _name(axes: Axes, names: Sequence[str]) -> None:
-    """Names under the places 0, 1, …; aslant where they are long."""
-    room = 80 / max(len(names), 1)
-    aslant = max(map(len, names), default=0) > room
-    turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if aslant else {}
+    """Names under the places 0, 1, …; aslant where they are long, steeper where there are many."""
+    fits = max(map(len, names), default=0) <= 80 / max(len(names), 1)
+    aslant = {"rotation": 30 if len(names) <= 12 else 60, "ha": "right", "rotation_mode": "anchor"}
+    turned: dict[str, Any] = {} if fits else aslant
     axes.set_xticks(range(len(names)), names, **turned)
 
 

@@ -11,6 +11,7 @@ from codecl.report.gather import Run
 from codecl.report.learned import each
 
 MOST_BARS = 4  # configurations side by side; more are lines
+MOST_AGENTS = 64  # of a network that can still be looked at
 Found = Sequence[Configuration]
 Places = list[tuple[float, float]]
 
@@ -58,7 +59,7 @@ def _network(configuration: Configuration) -> Network | None:
     """Seeds with another graph than the first's are not shown."""
     first = configuration.first
     edges = _edges(first)
-    if not edges:
+    if not edges or int(first.metrics["agents"]) > MOST_AGENTS:
         return None
     totals: dict[tuple[int, int], list[float]] = {edge: [] for edge in edges}
     for run in configuration.runs:
