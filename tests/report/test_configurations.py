@@ -1,6 +1,7 @@
 """Runs that differ in their seed alone are one configuration, with a name of its own and means over seeds."""
 
 import math
+import shutil
 
 import pytest
 
@@ -37,7 +38,16 @@ def test_equal_runs_in_two_places_have_two_names(recorded, copied):
     names = named(recorded, copied)
     assert len(names) == 4
     assert all(len(seeds) == 2 for seeds in names.values())
-    assert sum(str(copied) in name for name in names) == 2
+    assert sum(name.endswith(f"{copied.parent.name}/runs") for name in names) == 2
+
+
+def test_what_does_not_tell_runs_apart_is_not_said(copied):
+    for folder in copied.glob("*/seed-*"):
+        (folder / "config.yaml").unlink()  # no words about a variant
+    for folder in list(copied.glob("quickstart-codec-*")):
+        folder.rename(folder.with_name("a"))
+        shutil.copytree(copied / "a", copied / "b")
+    assert list(named(copied)) == ["codec · ring 4, a", "codec · ring 4, b", "dpsgd · ring 4"]
 
 
 def test_presets_are_said_where_there_are_several(copied):

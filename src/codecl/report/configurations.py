@@ -1,8 +1,9 @@
 """Runs that differ in their seed alone -> a configuration with a name, and its curves as means over seeds."""
 
 import math
-from collections import Counter
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from codecl.report.figure import Number, Series
@@ -70,15 +71,29 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     names = [_plain(run, presets) for run in firsts]
     states = ["" if run.metrics["status"] == "complete" else f" ({run.metrics['status']})" for run in firsts]
     variants = shortened([variant(run.folder, run.metrics) for run in firsts])
-    places = [str(run.folder.parent.parent) for run in firsts]
-    numbers = [str(number) for number in range(1, len(firsts) + 1)]
-    for more in (variants, places, numbers):
-        count = Counter(zip(names, states, strict=True))
-        names = [
-            f"{name}, {words}" if count[name, state] > 1 and words else name
-            for name, state, words in zip(names, states, more, strict=True)
-        ]
+    outs = _relative([run.folder.parent.parent for run in firsts])
+    folders = [run.folder.parent.name for run in firsts]
+    for more in (variants, outs, folders, list(map(str, range(1, len(firsts) + 1)))):
+        names = _told_apart(names, states, more)
     return [name + state for name, state in zip(names, states, strict=True)]
+
+
+def _told_apart(names: Sequence[str], states: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Names with more words where two are alike and the words are not."""
+    whole = list(zip(names, states, strict=True))
+    words: dict[tuple[str, str], set[str]] = {}
+    for one, said in zip(whole, more, strict=True):
+        words.setdefault(one, set()).add(said)
+    return [
+        f"{one[0]}, {said}" if said and len(words[one]) > 1 else one[0] for one, said in zip(whole, more, strict=True)
+    ]
+
+
+def _relative(places: Sequence[Path]) -> list[str]:
+    """Folders as seen from the one that holds them all."""
+    whole = [place.resolve() for place in places]
+    top = Path(os.path.commonpath(whole)) if whole else Path()
+    return [str(place.relative_to(top)) for place in whole]
 
 
 def _plain(run: Run, preset: bool) -> str:
