@@ -119,6 +119,25 @@ def test_folders_that_were_never_runs(copied):
     }
 
 
+def test_a_fleet_and_a_simulated_run_in_one_folder_stay_apart(copied):
+    """Of a fleet, the agent that got furthest tells of the time; one that was killed is not left out."""
+    folder = one_of(copied)
+    for agent, to in enumerate((1, 0)):
+        shutil.copytree(folder, folder / f"agent-{agent}", ignore=shutil.ignore_patterns("agent-*"))
+        changed(folder / f"agent-{agent}", agent=agent, exchange="peers", links={to: {"sent": 5 + agent}})
+    killed = folder / "agent-0"
+    changed(killed, status="partial")
+    lines = [line.replace('"agents"', '"agent": 0, "exchange": "peers", "agents"') for line in events(killed)[:3]]
+    (killed / "events.jsonl").write_text("".join(lines))
+    simulated, fleet = (run for run in gather([folder]).runs)
+    assert simulated.folder == fleet.folder == folder
+    assert (simulated.metrics["status"], fleet.metrics["status"]) == ("complete", "partial")
+    assert simulated.metrics == record.read_metrics(folder)
+    assert len(fleet.facts("epoch")) == 4
+    assert fleet.links == [(1, 0, 6)]
+    assert fleet.metrics["here"] == 2
+
+
 def test_nothing_at_all_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"gone: no such folder$"):
         gather([tmp_path / "gone"])

@@ -169,14 +169,15 @@ def _alone(method: str) -> bool:
 
 
 def _fleets_as_one(runs: Sequence[Run]) -> list[Run]:
-    """Runs as they are; agents of a fleet as one."""
-    groups: dict[Path, list[Run]] = {}
+    """Runs as they are; agents of a fleet as one. A seed's folder may hold a fleet and, simulated, a run as well."""
+    groups: dict[tuple[Path, bool], list[Run]] = {}
     for run in runs:
-        peer = "agent" in run.metrics and re.fullmatch(r"agent-\d+", run.folder.name)
-        groups.setdefault(run.folder.parent if peer else run.folder, []).append(run)
+        peer = "agent" in run.metrics and bool(re.fullmatch(r"agent-\d+", run.folder.name))
+        groups.setdefault((run.folder.parent if peer else run.folder, peer), []).append(run)
     out = []
     for folder, found in together([(run.folder, dict(run.metrics)) for run in runs]):
-        furthest = max(groups[folder], key=lambda run: len(run.metrics["accuracy_matrix"]))
-        links = [link for run in groups[folder] for link in run.links]
+        agents = groups[folder, "here" in found]
+        furthest = max(agents, key=lambda run: len(run.metrics["accuracy_matrix"]))
+        links = [link for run in agents for link in run.links]
         out.append(furthest._replace(folder=folder, metrics=found, links=links))
     return out
