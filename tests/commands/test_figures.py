@@ -8,7 +8,7 @@ import pytest
 
 from tests.commands.test_cli import failed
 
-SMALL = ("--set", "train.epochs=2", "--set", "data.tasks=2", "--set", "train.batch=50")
+SMALL = ("--set", "train.epochs=2", "--set", "data.tasks=2", "--set", "train.batch=20")
 NAMES = ("figure-2-consensus", "figure-3-compression", "figure-7-loss")
 
 

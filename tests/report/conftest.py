@@ -8,7 +8,7 @@ from codecl import api, grid
 
 
 def make(out, method="codec", agents=None, topology=None, seeds=None, *settings):
-    small = ["train.epochs=2", "data.tasks=2", "train.batch=50", *settings]
+    small = ["train.epochs=2", "data.tasks=2", "train.batch=20", *settings]
     for config in grid.configs("quickstart", method, agents, topology, seeds, small):
         api.run(config, out=out, device="cpu")
     return out
