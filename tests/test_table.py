@@ -13,8 +13,8 @@ from rich.console import Console
 from codecl import config as presets
 from codecl import record
 from codecl.report import formats, paper
-from codecl.report.table import LONGEST, sheet
-from codecl.report.variant import variant
+from codecl.report.table import sheet
+from codecl.report.variant import LONGEST, variant
 from tests.conftest import ROOT
 
 

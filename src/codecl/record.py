@@ -254,15 +254,16 @@ def task_names(folder: Path) -> list[str]:
     return [str(task["name"]) for task in read_tasks(folder)]
 
 
-def find_runs(paths: list[Path]) -> list[Path]:
-    """The run folders at or under these paths."""
+def find_runs(paths: Sequence[Path], marks: Sequence[str] = ("metrics.json",)) -> list[Path]:
+    """The run folders at or under these paths: those with one of `marks` in them."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise DataError(f"{path}: no such folder")
-        runs = sorted(file.parent for file in path.rglob("metrics.json"))
+        runs = sorted({file.parent for mark in marks for file in path.rglob(mark)})
         if not runs:
-            raise DataError(f"{path}: no finished runs in it (no metrics.json)")
+            what = "finished runs" if len(marks) == 1 else "runs"
+            raise DataError(f"{path}: no {what} in it (no {' or '.join(marks)})")
         found += runs
     return list(dict.fromkeys(found))
 

@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from codecl import fleet, peer
 from codecl.config import preset, resolve
 from codecl.fleet import PeersConfig
+from codecl.report.figures import sections
+from codecl.report.gather import gather
 from tests.conftest import ROOT
 from tests.fleets import LocalFleet
 
@@ -55,6 +57,21 @@ def test_a_local_fleet_runs_and_says_how_it_went(local):
         assert len(found["links"]) == 2
         assert found["traffic"]["wire_bytes"] > found["traffic"]["train_bytes"]
         assert len(found["disagreement_by_task"]) == 2
+
+
+def test_a_fleet_is_one_run_in_figures(local):
+    folder, _ = local
+    (run,) = gather([folder / "runs"]).runs
+    agents = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/seed-0/agent-?/metrics.json"))]
+    assert run.folder.name == "seed-0"
+    assert run.metrics["traffic"]["train_bytes"] == sum(agent["traffic"]["train_bytes"] for agent in agents)
+    shown = {section.key: section.figures for section in sections([run])}
+    assert "consensus" not in shown, "no peer knows it"
+    assert len(shown["loss"][""].series) == 1
+    (network,) = shown["network"].values()
+    sent = {(int(agent["agent"]), int(to)): link["sent"] for agent in agents for to, link in agent["links"].items()}
+    assert {edge[:2]: edge[2] for edge in network.edges} == {link: count for link, count in sent.items() if count}
+    assert len(network.edges) == 3
 
 
 def test_a_fleet_is_one_run_in_a_table_and_scores_as_a_simulated_one(local):

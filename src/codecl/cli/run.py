@@ -57,22 +57,10 @@ def run(
 
     with joined(exchange, assemble.device_of(device)) as here:
         configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
-        _refuse(configs, out, here, resume, again)
+        refuse(configs, out, here, resume, again)
         console = quietly(console_for(as_json), here)
         how = How(out, device, here.name, quiet, quietly(console_for(True), here) if as_json else console, again)
-        done: list[Result] = []
-        failed: RunFailed | None = None
-        for number, config in enumerate(configs, 1):
-            if not quiet:
-                _announce(how.console, config, number, len(configs))
-            try:
-                done.append(one(config, how))
-            except RunFailed as error:
-                folder = _folder(config, out)
-                failed = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
-                if here.size > 1:  # the ranks end together
-                    raise failed from error
-                print(f"codecl: {failed}", file=sys.stderr)  # the rest of the grid can still succeed
+        done, failed = every(configs, how, here)
     if here.leads:
         finish(console, done, as_json)
     if failed:
@@ -97,7 +85,7 @@ def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
         raise typer.Exit(4)
 
 
-def _refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool, again: bool) -> None:
+def refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool = False, again: bool = False) -> None:
     """What can be refused is refused before anything runs."""
     from codecl import assemble, record
     from codecl import topology as topologies
@@ -136,6 +124,24 @@ class How(NamedTuple):
     console: "Console"
     again: bool = False
     after: Path | None = None  # a finished run to go on from
+
+
+def every(configs: list["RunConfig"], how: How, here: "Ranks") -> tuple[list["Result"], RunFailed | None]:
+    """Run them one after another, and give the last failure."""
+    done: list[Result] = []
+    failed: RunFailed | None = None
+    for number, config in enumerate(configs, 1):
+        if not how.quiet:
+            _announce(how.console, config, number, len(configs))
+        try:
+            done.append(one(config, how))
+        except RunFailed as error:
+            folder = _folder(config, how.out)
+            failed = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
+            if here.size > 1:  # the ranks end together
+                raise failed from error
+            print(f"codecl: {failed}", file=sys.stderr)  # the rest of the grid can still succeed
+    return done, failed
 
 
 def one(config: "RunConfig", how: How) -> "Result":

@@ -1,1 +1,1 @@
-"""Tables (and later figures) from run folders."""
+"""Tables and figures from run folders."""

@@ -17,6 +17,12 @@ class Score(NamedTuple):
     mean: float | None = None
     std: float | None = None
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Score":
+        if not values:
+            return cls()
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
     def __str__(self) -> str:
         if self.mean is None:
             return "-"
@@ -39,10 +45,7 @@ class Row(NamedTuple):
         return str(self.first["status"])
 
     def over_seeds(self, *path: str) -> Score:
-        values = [value for run in self.runs if (value := _get(run, path)) is not None]
-        if not values:
-            return Score()
-        return Score(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        return Score.of([value for run in self.runs if (value := _get(run, path)) is not None])
 
     def mean_bytes(self, *keys: str) -> float:
         return statistics.fmean(sum(run["traffic"][key] for key in keys) for run in self.runs)
@@ -55,8 +58,13 @@ def _get(run: Metrics, path: Sequence[str]) -> Any:
     return value
 
 
+def alike(folder: Path, run: Metrics) -> tuple[Path, str, str | None]:
+    """What is equal where runs differ in their seed alone and ended alike."""
+    return folder.parent, run["status"], run.get("exchange")
+
+
 def rows(runs: Runs) -> list[Row]:
     groups: dict[tuple[Path, str, str | None], list[tuple[Path, Metrics]]] = {}
     for folder, run in runs:
-        groups.setdefault((folder.parent, run["status"], run.get("exchange")), []).append((folder, run))
+        groups.setdefault(alike(folder, run), []).append((folder, run))
     return [Row(variant(*group[0]), [run for _, run in group]) for group in groups.values()]

@@ -10,8 +10,8 @@ from codecl.report import formats
 from codecl.report.formats import Column, Sheet
 from codecl.report.paper import beside, in_order
 from codecl.report.rows import Metrics, Row, Runs, rows
+from codecl.report.variant import shortened
 
-LONGEST = 40  # of what is said about a variant
 NOTE = (
     "Δ: ours − the paper's. CC: counted as the authors do, every head and norm in every message, nothing of what is"
     " sent between tasks (cc_reference). cc: our own, stricter count of all that is sent."
@@ -41,7 +41,7 @@ def _names(found: Sequence[Row], paper: bool) -> list[Column]:
         Column("preset", [str(run["benchmark"]) for run in first], words=True),
         Column("method", [str(run["method"]) for run in first], words=True),
         Column("agents", [f"{run['topology']} {run['agents']}" for run in first], words=True),
-        Column("variant", _variants(found), words=True, fold=True),
+        Column("variant", shortened([row.variant for row in found]), words=True, fold=True),
         Column("seeds", [str(len(row.runs)) for row in found]),
     ]
     shown = {
@@ -49,13 +49,6 @@ def _names(found: Sequence[Row], paper: bool) -> list[Column]:
         "variant": any(row.variant for row in found) if paper else len(names) < len(found),
     }
     return [column for column in columns if shown.get(column.title, True)]
-
-
-def _variants(found: Sequence[Row]) -> list[str]:
-    """What is said about variants, cut where that leaves them different."""
-    full = [row.variant for row in found]
-    short = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in full]
-    return short if len(set(short)) == len(set(full)) else full
 
 
 def _scores(found: Sequence[Row]) -> list[Column]:

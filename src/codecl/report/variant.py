@@ -1,7 +1,7 @@
 """What a run has other than its preset, in words."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from codecl.errors import CodeclError
 from codecl.methods import METHODS
 from codecl.record import read_config
 
+LONGEST = 40  # of what is said about a variant
 # in columns of their own, longer than words can be, or an agent's own
 LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topology.edges", "data.mine", "sources")
 
@@ -24,6 +25,12 @@ def variant(folder: Path, run: Mapping[str, Any]) -> str:
     except CodeclError:  # no config, or a preset that is not here
         words = digest
     return ", ".join(filter(None, [str(run.get("exchange") or ""), words]))
+
+
+def shortened(full: Sequence[str]) -> list[str]:
+    """What is said about variants, cut where that leaves them different."""
+    short = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in full]
+    return short if len(set(short)) == len(set(full)) else list(full)
 
 
 def in_words(config: RunConfig) -> str:

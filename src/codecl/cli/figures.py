@@ -1,0 +1,87 @@
+"""`codecl figures`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from codecl.cli.common import Graphs, Numbers, PresetName, Seeds, Settings, app, console_for
+from codecl.cli.run import How, every, refuse
+
+if TYPE_CHECKING:
+    from codecl.config import RunConfig
+
+COSINE = "train.schedule=cosine"  # only the paper's consensus figure has it
+
+
+@app.command()
+def figures(
+    preset: PresetName = "quickstart",
+    agents: Numbers = None,
+    topology: Graphs = None,
+    seeds: Seeds = None,
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option("--out", help="Where figures go.")] = Path("figures"),
+    runs: Annotated[Path, typer.Option("--runs", help="Where run folders are or go.")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """The paper's figures as SVG, PNG and CSV: consensus error, compression of each task, loss with and without it.
+
+    Runs what is missing: codec, and for the consensus error (cosine schedule) and the loss also dpsgd and codec-full,
+    on the first of the topologies and numbers of agents. Compression is shown for all of them."""
+    from codecl import assemble
+    from codecl.exchange.ranks import joined
+
+    wanted = _wanted(preset, agents, topology, seeds, settings or [])
+    configs = list({(config.digest(), config.seed): config for group in wanted.values() for config in group}.values())
+    console = console_for(False)
+    with joined("simulated", assemble.device_of(device)) as here:
+        refuse(configs, runs, here)
+        _, failed = every(configs, How(runs, device, here.name, quiet, console, again), here)
+    if failed:
+        raise typer.Exit(failed.exit_code)
+    for path in _draw(preset, wanted, runs, out):
+        typer.echo(path)
+
+
+def _wanted(
+    preset: str, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
+) -> dict[str, list["RunConfig"]]:
+    """File name of a figure -> the runs in it."""
+    from codecl import grid
+    from codecl.config import preset as known
+    from codecl.report.paper_figures import paper_figures
+
+    first = (",".join(grid.words(agents)[:1]), ",".join(grid.words(topology)[:1]))
+    asked = [
+        ("codec,dpsgd", *first, [COSINE, *settings]),
+        ("codec", agents, topology, settings),
+        ("codec,codec-full", *first, settings),
+    ]
+    names = paper_figures(known(preset).paper)
+    return {
+        name: list(grid.configs(preset, method, sizes, graphs, seeds, changes))
+        for name, (method, sizes, graphs, changes) in zip(names, asked, strict=True)
+    }
+
+
+def _draw(preset: str, wanted: dict[str, list["RunConfig"]], runs: Path, out: Path) -> list[Path]:
+    """The files that were written; a figure with nothing to show is left out."""
+    from codecl.config import preset as known
+    from codecl.record import folder_of
+    from codecl.report.configurations import configurations
+    from codecl.report.gather import read
+    from codecl.report.paper_figures import paper_figures
+    from codecl.report.pictures import write
+
+    written: list[Path] = []
+    for name, draw in paper_figures(known(preset).paper).items():
+        figure = draw(configurations([read(folder_of(config, runs)) for config in wanted[name]]))
+        if figure.series:
+            written += write(figure, out / name)
+        else:
+            print(f"codecl: {name}: left out, one agent alone has nothing to show in it", file=sys.stderr)
+    return written

@@ -1,0 +1,125 @@
+"""Figures over epochs: how far agents are apart, the loss, how much of the gradient is left."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
+
+from codecl.metrics import Fact
+from codecl.report.configurations import Configuration, Curve, known
+from codecl.report.figure import Lines, Number, Section, Series
+from codecl.report.gather import Run
+
+MOST = 400  # points of a line; a longer one is thinned
+Found = Sequence[Configuration]
+Value = Callable[[Fact], Number]  # of an epoch
+
+
+def consensus(found: Found) -> Section | None:
+    lines = [line for configuration in found for line in _lines(configuration, {"": consensus_error})]
+    return _section(
+        Lines(
+            "consensus",
+            "Consensus error",
+            "How far agents are from their mean after each epoch. With constraints (codec) it falls in each task as"
+            " fast as without (dpsgd): constraints do not hinder the gossip. The paper's Figure 2.",
+            "epoch",
+            "consensus error",
+            lines,
+            log=True,
+            marks=_marks(found),
+        )
+    )
+
+
+def consensus_error(fact: Fact) -> Number:
+    """None for a peer, which does not know it, and for an agent that is alone."""
+    error = known(fact.get("consensus_error"))
+    return error if error else None  # 0 has no place on a logarithmic axis
+
+
+def loss(found: Found) -> Section | None:
+    lines = [line for configuration in found for line in _lines(configuration, {"": mean_loss})]
+    return _section(
+        Lines(
+            "loss",
+            "Training loss",
+            "Mean over agents after each epoch. codec and codec-full lie on each other: what codec does not send is"
+            " not missed. The paper's Figure 7.",
+            "epoch",
+            "training loss",
+            lines,
+            marks=_marks(found),
+        )
+    )
+
+
+def mean_loss(fact: Fact) -> Number:
+    values = [value for one in fact["loss"] if (value := known(one)) is not None]
+    return fmean(values) if values else None
+
+
+def mu(found: Found) -> Section | None:
+    values: dict[str, Value] = {"mean": lambda fact: fact.get("mu_mean"), "most": lambda fact: fact.get("mu_max")}
+    lines = [line for configuration in found for line in _lines(configuration, values)]
+    return _section(
+        Lines(
+            "mu",
+            "How much of the gradient is left",
+            "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained, less where"
+            " earlier tasks hold directions. The µ of the paper's analysis is a bound of it.",
+            "epoch",
+            "share of the gradient",
+            lines,
+            marks=_marks(found),
+        )
+    )
+
+
+def _section(figure: Lines) -> Section | None:
+    return Section(figure.key, figure.title, {"": figure}) if figure.series else None
+
+
+def _lines(configuration: Configuration, values: dict[str, Value]) -> list[Series]:
+    """A line a value, thinned; those without a point are left out."""
+    length = epochs_a_task(configuration)
+    out = []
+    for what, value in values.items():
+        name = f"{configuration.name}, {what}" if what else configuration.name
+        line = configuration.series(name, partial(_over_epochs, value, length))
+        out.append(thinned(line, length))
+    return [line for line in out if line.x]
+
+
+def epochs_a_task(configuration: Configuration) -> int:
+    counts = [fact["epoch"] + 1 for run in configuration.runs for fact in run.facts("epoch")]
+    return max(counts, default=1)
+
+
+def _over_epochs(value: Value, length: int, run: Run) -> Curve:
+    """After the first epoch x is 1. What a peer did twice counts as it was done last."""
+    return {fact["task"] * length + fact["epoch"] + 1: value(fact) for fact in run.facts("epoch")}
+
+
+def thinned(line: Series, length: int) -> Series:
+    """At most about `MOST` points: every k-th, and the last of each task."""
+    if len(line.x) <= MOST:
+        return line
+    step, last = math.ceil(len(line.x) / MOST), len(line.x) - 1
+    kept = [place for place, x in enumerate(line.x) if place % step == 0 or x % length == 0 or place == last]
+    std = [line.std[place] for place in kept] if line.std else None
+    return Series(line.name, [line.x[place] for place in kept], [line.y[place] for place in kept], std)
+
+
+def _marks(found: Found) -> list[tuple[float, str]]:
+    """Where tasks begin, if they begin at the same epochs in all configurations."""
+    starts = [_starts(configuration) for configuration in found if epochs_a_task(configuration)]
+    longest = max(starts, key=len, default=[])
+    same = all(own == longest[: len(own)] for own in starts)
+    return longest if same and len(longest) > 1 else []
+
+
+def _starts(configuration: Configuration) -> list[tuple[float, str]]:
+    length = epochs_a_task(configuration)
+    begun = {fact["task"] for run in configuration.runs for fact in run.facts("epoch")}
+    return [(task * length, name) for task, name in enumerate(configuration.tasks) if task in begun]

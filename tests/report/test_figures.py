@@ -1,0 +1,204 @@
+"""Each section from small real runs: what it shows is what was recorded, and there is none with nothing to show."""
+
+import json
+import math
+from statistics import fmean
+
+import pytest
+
+from codecl.report import epochs, sending
+from codecl.report.configurations import configurations
+from codecl.report.figure import Bars, Lines, Series, numbers
+from codecl.report.figures import sections
+from codecl.report.gather import gather
+from tests.report.test_gather import events, one_of
+
+
+def made(*paths):
+    return {section.key: section.figures for section in sections(gather(paths).runs)}
+
+
+@pytest.fixture(scope="module")
+def shown(recorded):
+    return made(recorded)
+
+
+@pytest.fixture(scope="module")
+def runs(recorded):
+    """By method, the runs of both seeds."""
+    found = gather([recorded]).runs
+    return {method: [run for run in found if run.metrics["method"] == method] for method in ("codec", "dpsgd")}
+
+
+def mean(runs, value):
+    return pytest.approx(fmean(value(run) for run in runs))
+
+
+BOTH = ["codec · ring 4", "dpsgd · ring 4"]
+
+
+def test_all_sections_in_their_order(shown):
+    order = ["forgetting", "mean", "matrix", "compression", "consensus", "loss", "free", "network", "bytes", "time"]
+    assert list(shown) == order
+    for figures in shown.values():
+        for name, figure in figures.items():
+            assert numbers(figure).rows
+            assert name in ("", *BOTH)
+            assert figure.about.endswith(".")
+            assert name in figure.title
+
+
+def test_forgetting_begins_where_a_task_was_learned(shown, runs):
+    figure = shown["forgetting"]["codec · ring 4"]
+    assert figure.ticks == ["digits", "clothes"]
+    assert [(line.name, line.x) for line in figure.series] == [("digits", [0, 1]), ("clothes", [1])]
+    assert figure.series[0].y[1] == mean(runs["codec"], lambda run: run.metrics["accuracy_matrix"][1][0])
+    assert figure.series[0].std is not None
+
+
+def test_the_mean_ends_at_acc(shown, runs):
+    figure = shown["mean"][""]
+    assert [line.name for line in figure.series] == BOTH
+    for line, method in zip(figure.series, runs, strict=True):
+        assert line.y[-1] == mean(runs[method], lambda run: run.metrics["acc"])
+
+
+def test_the_matrix(shown, runs):
+    figure = shown["matrix"]["dpsgd · ring 4"]
+    assert (figure.rows, figure.columns) == (["digits", "clothes"], ["digits", "clothes"])
+    assert figure.values[0][1] is None
+    assert figure.values[1][0] == mean(runs["dpsgd"], lambda run: run.metrics["accuracy_matrix"][1][0])
+
+
+def test_compression_grows_where_less_is_free(shown, runs):
+    codec, dpsgd = shown["compression"][""].series
+    assert isinstance(shown["compression"][""], Bars)
+    assert dpsgd.y == [1, 1]
+    assert codec.y == [1, mean(runs["codec"], lambda run: run.metrics["traffic"]["cc_by_task"][1])]
+    assert codec.y[1] > 1
+
+
+def test_many_configurations_are_lines(recorded, monkeypatch):
+    monkeypatch.setattr(sending, "MOST_BARS", 1)
+    assert isinstance(made(recorded)["compression"][""], Lines)
+
+
+def test_curves_over_epochs(shown, runs):
+    for key, value in {"consensus": epochs.consensus_error, "loss": epochs.mean_loss}.items():
+        figure = shown[key][""]
+        assert figure.marks == [(0, "digits"), (2, "clothes")]
+        for line, method in zip(figure.series, runs, strict=True):
+            assert line.x == [1, 2, 3, 4]
+            for place in range(4):
+                assert line.y[place] == mean(runs[method], lambda run, at=place, of=value: of(run.facts("epoch")[at]))
+    assert shown["consensus"][""].log
+
+
+def test_marks_only_where_tasks_begin_together(recorded, tmp_path):
+    lines = events(one_of(recorded))
+    folder = tmp_path / "runs" / "other" / "seed-1"
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").write_text("".join(line for line in lines if '"epoch": 1' not in line))
+    figure = made(recorded, tmp_path)["loss"][""]
+    assert len(figure.series) == 3
+    assert figure.marks == []
+
+
+def test_free_shares(shown, runs):
+    (figure,) = shown["free"].values()  # dpsgd keeps all free: nothing to see
+    first = runs["codec"][0].metrics["free_by_task"]
+    assert [line.name for line in figure.series] == list(first[0])
+    for line in figure.series:
+        share = mean(runs["codec"], lambda run, of=line.name: run.metrics["free_by_task"][1][of] / first[0][of])
+        assert line.y == [1, share]
+
+
+def test_links_carry_what_was_sent_in_training_and_agreement(shown, runs):
+    figure = shown["network"]["dpsgd · ring 4"]
+    assert [edge[:2] for edge in figure.edges] == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert [tuple(round(x, 9) for x in place) for place in figure.places] == [(0, 1), (1, 0), (0, -1), (-1, 0)]
+    run = runs["dpsgd"][0]
+    trees = sum(fact["bytes"] for fact in (*run.facts("grow"), *run.facts("flood")))
+    traffic = run.metrics["traffic"]
+    assert sum(edge[2] for edge in figure.edges) == traffic["train_bytes"] + traffic["boundary_bytes"] - trees
+
+
+def test_megabytes_and_time(shown, runs):
+    figure = shown["bytes"][""]
+    assert figure.categories == BOTH
+    training, _, full = figure.series
+    assert training.y[0] == mean(runs["codec"], lambda run: run.metrics["traffic"]["train_bytes"] / 1e6)
+    assert full.y[1] == mean(runs["dpsgd"], lambda run: run.metrics["traffic"]["full_bytes"] / 1e6)
+    (steps,) = shown["time"][""].series
+    assert steps.y[1] == mean(runs["dpsgd"], lambda run: run.metrics["timing"]["ms_per_iteration"])
+
+
+def test_one_agent_tasks_alone_and_a_torus(others):
+    shown = made(others)
+    one, torus, stl = "codec · ring 1", "codec · torus 8", "stl · ring 4"
+    assert list(shown["forgetting"]) == [one, torus]
+    assert [line.name for line in shown["compression"][""].series] == [torus, stl]
+    assert [line.name for line in shown["consensus"][""].series] == [torus, stl]
+    assert [line.name for line in shown["loss"][""].series] == [one, torus, stl]
+    assert list(shown["network"]) == [torus, stl]
+    assert list(shown["bytes"][""].categories) == [torus, stl]
+    places = shown["network"][torus].places
+    assert len({x for x, _ in places}) == 4
+    assert len({y for _, y in places}) == 2
+    (line,) = [line for line in shown["mean"][""].series if line.name == stl]
+    (run,) = [run for run in gather([others]).runs if run.metrics["method"] == "stl"]
+    assert line.y[-1] == pytest.approx(run.metrics["acc"]), "the diagonal, as ACC of tasks alone is"
+
+
+def test_one_task_alone_has_no_forgetting(copied):
+    folder = one_of(copied)
+    (folder / "metrics.json").unlink()
+    first = next(i for i, line in enumerate(events(folder)) if '"kind": "eval"' in line)
+    (folder / "events.jsonl").write_text("".join(events(folder)[: first + 1]))
+    shown = made(folder)
+    assert not {"forgetting", "mean", "matrix", "free"} & set(shown)
+    assert shown["loss"][""].marks == []
+
+
+def test_mu_where_it_is_recorded(copied):
+    folder, lines = one_of(copied), []
+    for place, line in enumerate(events(folder)):
+        fact = json.loads(line)
+        more = {"mu_mean": 0.5 if place % 2 else None, "mu_max": 0.75} if fact["kind"] == "epoch" else {}
+        lines.append(json.dumps(fact | more))
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert "mu" not in made(one_of(copied, seed=2))
+    mean, most = made(folder)["mu"][""].series
+    assert (mean.name, most.name) == ("codec · ring 4, mean", "codec · ring 4, most")
+    assert set(mean.y) == {0.5}
+    assert 0 < len(mean.x) < 4
+    assert most.y == [0.75] * 4
+
+
+def test_a_loss_that_is_no_number_is_not_shown(copied):
+    folder = one_of(copied)
+    lines = events(folder)
+    place = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line)
+    lines[place] = json.dumps(json.loads(lines[place]) | {"loss": [math.nan] * 4, "consensus_error": math.inf}) + "\n"
+    (folder / "events.jsonl").write_text("".join(lines))
+    shown = made(folder)
+    assert [shown[key][""].series[0].x for key in ("consensus", "loss")] == [[2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize("count", [400, 401, 1000])
+def test_long_curves_are_thinned_short_ones_are_not(count):
+    x = list(range(1, count + 1))
+    line = epochs.thinned(Series("a", x, [2 * at for at in x], [0.5] * count), 100)
+    if count <= 400:
+        assert line.x == x
+        return
+    assert len(line.x) <= 400 + count // 100 + 1
+    assert {at for at in x if at % 100 == 0} | {1, count} <= set(line.x)
+    assert line.y == [2 * at for at in line.x]
+    assert len(line.std) == len(line.x)
+
+
+def test_a_configuration_of_partial_runs_says_so(copied):
+    for seed in (1, 2):
+        (one_of(copied, seed=seed) / "metrics.json").unlink()
+    assert [one.name for one in configurations(gather([copied]).runs)] == ["codec · ring 4 (partial)", BOTH[1]]

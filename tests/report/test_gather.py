@@ -1,0 +1,145 @@
+"""What can be used of some folders is used, and of the rest it is said why not."""
+
+import json
+import shutil
+
+import pytest
+
+from codecl import record
+from codecl.errors import DataError
+from codecl.report.gather import gather
+
+
+def one_of(runs, method="codec", seed=1):
+    (folder,) = runs.glob(f"quickstart-{method}-ring4-*/seed-{seed}")
+    return folder
+
+
+def events(folder):
+    return (folder / "events.jsonl").read_text().splitlines(keepends=True)
+
+
+def changed(folder, **fields):
+    path = folder / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_all_runs_as_they_were_recorded(recorded):
+    found = gather([recorded])
+    assert found.refused == []
+    assert [run.folder for run in found.runs] == record.find_runs([recorded])
+    for run in found.runs:
+        assert run.metrics == record.read_metrics(run.folder)
+        assert run.config == record.read_config(run.folder)
+        assert [json.dumps(fact) + "\n" for fact in run.events] == events(run.folder)
+
+
+def test_a_run_that_two_paths_hold_is_one(recorded):
+    twice = gather([recorded, one_of(recorded).parent, one_of(recorded)])
+    assert len(twice.runs) == 4
+
+
+def test_a_run_under_way_has_the_metrics_of_what_it_recorded(copied):
+    folder = one_of(copied)
+    whole = record.read_metrics(folder)
+    (folder / "metrics.json").unlink()
+    lines = events(folder)
+    place = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line and '"task": 1' in line)
+    (folder / "events.jsonl").write_text("".join(lines[: place + 1]) + lines[place + 1][:40])
+    found = gather([copied])
+    assert (len(found.runs), found.refused) == (4, [])
+    (run,) = [run for run in found.runs if run.folder == folder]
+    assert run.metrics["status"] == "partial"
+    assert run.metrics["accuracy_matrix"] == whole["accuracy_matrix"][:1]
+    assert run.metrics["traffic"]["cc_by_task"][0] == whole["traffic"]["cc_by_task"][0]
+    assert [run.metrics[key] for key in ("benchmark", "method", "agents", "topology", "seed", "tasks")] == [
+        *("quickstart", "codec", 4, "ring", 1, 2)
+    ]
+    assert len(run.facts("epoch")) == 3, "the half line is not a fact"
+
+
+def test_a_run_that_went_on_after_its_last_metrics_shows_what_is_new(copied):
+    folder = one_of(copied)
+    whole = record.read_metrics(folder)
+    changed(folder, status="partial", accuracy_matrix=whole["accuracy_matrix"][:1])
+    (run,) = [run for run in gather([copied]).runs if run.folder == folder]
+    assert (run.metrics["status"], run.metrics["accuracy_matrix"]) == ("partial", whole["accuracy_matrix"])
+
+
+def test_degraded_runs_and_broken_configs_are_used(copied):
+    changed(one_of(copied), status="degraded")
+    (one_of(copied, seed=2) / "config.yaml").write_text("{")
+    found = gather([copied])
+    assert found.refused == []
+    assert [run.metrics["status"] for run in found.runs].count("degraded") == 1
+    assert [run.config for run in found.runs].count(None) == 1
+
+
+SPOILED = {
+    "broken metrics": ("metrics.json", "{", "metrics.json is broken, it cannot be read as JSON"),
+    "a list": ("metrics.json", "[]", "metrics.json is not a run's (it names no schema)"),
+    "another's": ("metrics.json", '{"loss": 1}', "metrics.json is not a run's (it names no schema)"),
+    "a later version": ("metrics.json", '{"schema": 2}', "metrics.json is of another version (schema 2, known is 1)"),
+    "half of it": ("metrics.json", '{"schema": 1}', "metrics.json is broken, benchmark is not in it"),
+    "a broken line": ("events.jsonl", '{"kind": "run\n{"kind": "end"}\n', "events.jsonl is broken at line 1"),
+    "no kind": ("events.jsonl", '{"loss": 1}\n', "events.jsonl is not a run's (line 1 has no kind)"),
+    "a fact too short": ("events.jsonl", '{"kind": "eval", "task": 0}\n', "line 1, accuracy is not in it"),
+    "nothing yet": ("events.jsonl", "", "nothing is recorded in it yet"),
+    "no events": ("events.jsonl", None, "events.jsonl is not there"),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "why"), SPOILED.values(), ids=SPOILED)
+def test_what_cannot_be_used_is_said_and_the_rest_goes_on(copied, name, text, why):
+    path = one_of(copied) / name
+    path.unlink() if text is None else path.write_text(text)
+    found = gather([copied])
+    assert len(found.runs) == 3
+    (refused,) = found.refused
+    assert refused.folder == path.parent
+    assert why in refused.why
+    assert str(path.parent) not in refused.why
+    with pytest.raises(DataError) as raised:
+        gather([path.parent])
+    assert str(raised.value) == f"{path.parent}: {refused.why}"
+
+
+def test_folders_that_were_never_runs(copied):
+    for name in ("empty", "foreign", "begun"):
+        (copied.parent / name).mkdir()
+    (copied.parent / "foreign" / "config.yaml").write_text("lr: 3\n")
+    shutil.copy(one_of(copied) / "config.yaml", copied.parent / "begun")
+    found = gather([copied, *(copied.parent / name for name in ("empty", "gone", "foreign", "begun"))])
+    assert len(found.runs) == 4
+    assert {refused.folder.name: refused.why for refused in found.refused} == {
+        "empty": "no runs in it (no metrics.json or events.jsonl or config.yaml)",
+        "gone": "no such folder",
+        "foreign": "config.yaml in it is not a run's (no events.jsonl)",
+        "begun": "nothing is recorded in it yet (no events.jsonl)",
+    }
+
+
+def test_a_fleet_and_a_simulated_run_in_one_folder_stay_apart(copied):
+    """Of a fleet, the agent that got furthest tells of the time; one that was killed is not left out."""
+    folder = one_of(copied)
+    for agent, to in enumerate((1, 0)):
+        shutil.copytree(folder, folder / f"agent-{agent}", ignore=shutil.ignore_patterns("agent-*"))
+        changed(folder / f"agent-{agent}", agent=agent, exchange="peers", links={to: {"sent": 5 + agent}})
+    killed = folder / "agent-0"
+    changed(killed, status="partial")
+    lines = [line.replace('"agents"', '"agent": 0, "exchange": "peers", "agents"') for line in events(killed)[:3]]
+    (killed / "events.jsonl").write_text("".join(lines))
+    simulated, fleet = (run for run in gather([folder]).runs)
+    assert simulated.folder == fleet.folder == folder
+    assert (simulated.metrics["status"], fleet.metrics["status"]) == ("complete", "partial")
+    assert simulated.metrics == record.read_metrics(folder)
+    assert len(fleet.facts("epoch")) == 4
+    assert fleet.links == [(1, 0, 6)]
+    assert fleet.metrics["here"] == 2
+
+
+def test_nothing_at_all_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"gone: no such folder$"):
+        gather([tmp_path / "gone"])
+    with pytest.raises(DataError, match=r"no runs in it .*; nor can 1 more be used$"):
+        gather([tmp_path, tmp_path / "gone"])
