@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
 
 def write(found: Gathered, out: Path, beside_paper: bool | None, with_figures: bool) -> Written:
-    """report.html and figures/ in `out`; other files there stay. `beside_paper` None: where the paper has the preset."""
+    """report.html and figures/ in `out`; other files there stay. `beside_paper` None: where the paper has a preset."""
     made = page_of(found, beside_paper, datetime.now())
     pieces = dict(named(made.sections)) if with_figures else {}
     try:

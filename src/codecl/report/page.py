@@ -2,9 +2,11 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import count
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
@@ -119,18 +121,15 @@ def colours(sections: Sequence[Section]) -> dict[str, dict[str, int]]:
     """For each section, the colour of each series by its place in the palette. A name that several sections use (that
     of a configuration) has the same in all of them; others take what is left in their own section."""
     used = {section.key: _names(section) for section in sections}
-    count: dict[str, int] = {}
-    for names in used.values():
-        for name in names:
-            count[name] = count.get(name, 0) + 1
-    shared = {name: slot for slot, name in enumerate(name for name in count if count[name] > 1)}
+    sections_with = Counter(name for names in used.values() for name in names)
+    shared = {name: slot for slot, name in enumerate(name for name, times in sections_with.items() if times > 1)}
     return {key: _slots(_series(section), shared) for key, section in zip(used, sections, strict=True)}
 
 
-def _slots(names: Iterable[str], shared: Mapping[str, int]) -> dict[str, int]:
-    out = {name: shared[name] for name in names if name in shared}
-    free = (slot for slot in range(len(out) + len(list(names))) if slot not in set(out.values()))
-    return {name: out[name] if name in out else next(free) for name in names}
+def _slots(names: Sequence[str], shared: Mapping[str, int]) -> dict[str, int]:
+    """Where some of the names are shared, others do not take a colour that stands for a shared name elsewhere."""
+    free = count(len(shared) if shared.keys() & set(names) else 0)
+    return {name: shared[name] if name in shared else next(free) for name in names}
 
 
 def _names(section: Section) -> list[str]:

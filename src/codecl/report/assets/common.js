@@ -77,6 +77,13 @@ const Common = (() => {
     axisLabel: { color: look.muted, fontSize: 12, hideOverlap: true, ...more.axisLabel },
   });
 
+  // Names under an axis: as much of each as there is room for, turned where that is little.
+  function named(room) {
+    if (room >= 44) return { interval: 0, hideOverlap: false, width: room - 8, overflow: 'truncate', ellipsis: '…' };
+    if (room >= 15) return { interval: 0, hideOverlap: false, rotate: 40, width: 84, overflow: 'truncate', ellipsis: '…' };
+    return { interval: 'auto', formatter: (name) => cut(name, 12) };
+  }
+
   const upright = { nameLocation: 'end', nameGap: 12, nameTextStyle: { align: 'left' } };
   const base = (look) => ({ animation: false, textStyle: { fontFamily: look.font }, backgroundColor: 'transparent' });
 
@@ -95,5 +102,5 @@ const Common = (() => {
     return { columns, rows };
   }
 
-  return { axis, base, brief, bytes, cut, element, legend, letters, numbers, paint, said, spread, tip, tooltip, upright };
+  return { axis, base, brief, bytes, cut, element, legend, letters, named, numbers, paint, said, spread, tip, tooltip, upright };
 })();

@@ -2,7 +2,7 @@
 'use strict';
 
 const Curves = (() => {
-  const { axis, base, brief, bytes, cut, legend, letters, paint, spread, tip, tooltip, upright } = Common;
+  const { axis, base, brief, bytes, legend, letters, named, paint, spread, tip, tooltip, upright } = Common;
   const DOTS = 60;  // with more points than this, a line has no dots
   const LETTER = 6.8;  // pixels
   const BARS = { barGap: '12%', barCategoryGap: '32%', barMaxWidth: 44 };
@@ -59,7 +59,7 @@ const Curves = (() => {
     const all = [...figure.marks.map(([x]) => x), most];
     const room = (i) => ((all[i + 1] - all[i]) / (most - least || 1)) * (look.width - 70) - 8;
     return {
-      type: 'line', name: '', data: [], silent: true,
+      type: 'line', name: '', data: [], silent: true, lineStyle: { width: 0 },
       markLine: {
         silent: true, symbol: 'none', animation: false, lineStyle: { color: look.muted, type: [2, 3], width: 1, opacity: 0.7 },
         data: figure.marks.map(([x, name], i) => ({
@@ -94,13 +94,22 @@ const Curves = (() => {
     };
   }
 
+  // A line that another lies on is drawn broader, so that both are seen.
+  function hidden(figure, at) {
+    const { x, y } = figure.series[at];
+    const known = figure.series.flatMap((series) => series.y.filter((value) => value !== null));
+    const near = (known.reduce((a, b) => Math.max(a, b), -Infinity) - known.reduce((a, b) => Math.min(a, b), Infinity)) / 200;
+    return figure.series.slice(at + 1).some((over) => over.x.length === x.length
+      && y.every((value, i) => over.x[i] === x[i] && Math.abs((over.y[i] ?? 0) - (value ?? 0)) <= (figure.log ? Math.abs(value ?? 0) / 50 : near)));
+  }
+
   function lines(figure, slots, look) {
     const scale = figure.log ? logAxis(figure) : {};
-    const named = figure.ticks.length > 0;
-    const drawn = figure.series.map((series) => {
+    const room = (look.width - 70) / figure.ticks.length;
+    const drawn = figure.series.map((series, place_) => {
       const { color, dash } = paint(look, slots[series.name]);
       return {
-        type: 'line', name: series.name, color, lineStyle: { width: 2, type: dash }, symbol: 'circle', symbolSize: 5,
+        type: 'line', name: series.name, color, lineStyle: { width: hidden(figure, place_) ? 6 : 2, type: dash }, symbol: 'circle', symbolSize: 5,
         showSymbol: series.x.length <= DOTS, emphasis: { focus: 'series', lineStyle: { width: 2.5 } }, z: 3,
         data: series.x.map((x, i) => [x, place(figure, series.y[i])]),
       };
@@ -113,8 +122,10 @@ const Curves = (() => {
       grid: { left: 4, right: 16, top: figure.marks.length ? 80 : 66, bottom: 30 },
       tooltip: tooltip(look, { trigger: 'axis', formatter: linesTip(figure, slots, look), axisPointer: { lineStyle: { color: look.muted } } }),
       xAxis: axis(look, {
-        name: figure.x, nameLocation: 'middle', nameGap: 26, splitLine: { show: false }, axisLabel: { formatter: named ? (name) => cut(name, 18) : brief },
-        ...(named ? { type: 'category', data: figure.ticks, boundaryGap: true } : { type: 'value', scale: true, max: extent(figure)[1] }),
+        name: figure.x, nameLocation: 'middle', nameGap: 26, splitLine: { show: false }, axisLine: { onZero: false, lineStyle: { color: look.rule } },
+        ...(figure.ticks.length
+          ? { type: 'category', data: figure.ticks, boundaryGap: true, axisLabel: named(room) }
+          : { type: 'value', scale: true, max: extent(figure)[1], axisLabel: { formatter: brief } }),
       }),
       yAxis: axis(look, {
         name: figure.y, ...upright, nameGap: figure.marks.length ? 26 : 12, nameTextStyle: { color: look.muted, align: 'left' },
@@ -152,13 +163,15 @@ const Curves = (() => {
     const few = figure.series.length * figure.categories.length <= 12 && !figure.series.some((series) => series.std);
     const drawn = figure.series.map((series) => ({
       type: 'bar', name: series.name, color: paint(look, slots[series.name]).color, ...BARS,
-      itemStyle: { borderRadius: 2, decal: null }, data: series.x.map((x, i) => (flat ? [series.y[i], x] : [x, series.y[i]])),
+      itemStyle: { borderRadius: 2 }, data: series.x.map((x, i) => (flat ? [series.y[i], x] : [x, series.y[i]])),
       label: { show: few, position: flat ? 'right' : 'top', color: look.fore, fontSize: 11, formatter: ({ dataIndex }) => write(series.y[dataIndex]) },
     }));
     const marks = figure.series.flatMap((series, i) => (series.std ? [whiskers(figure, series, i, flat, look)] : []));
     const names = axis(look, {
       type: 'category', data: figure.categories, splitLine: { show: false }, axisTick: { show: false }, inverse: flat,
-      axisLabel: { hideOverlap: !flat, interval: flat ? 0 : 'auto', ...(flat ? { width: look.width * 0.34, overflow: 'break' } : {}) },
+      axisLabel: flat
+        ? { hideOverlap: false, interval: 0, width: look.width * 0.34, overflow: 'truncate', ellipsis: '…' }
+        : named((look.width - 70) / figure.categories.length),
     });
     const values = axis(look, {
       name: figure.y, ...(flat ? { nameLocation: 'middle', nameGap: 26 } : { ...upright, nameTextStyle: { color: look.muted, align: 'left' } }),
@@ -166,8 +179,8 @@ const Curves = (() => {
     });
     return {
       ...base(look),
-      legend: { ...legend(look, figure.series.map((series) => series.name)), itemWidth: 14 },
-      grid: { left: 4, right: flat && few ? 60 : 16, top: flat ? 40 : 66, bottom: flat ? 30 : 4 },
+      legend: { ...legend(look, figure.series.map((series) => series.name)), itemWidth: 14, show: figure.series.length > 1 },
+      grid: { left: 4, right: flat && few ? 60 : 16, top: flat ? 40 : 66, bottom: flat ? 30 : 26 },
       tooltip: tooltip(look, {
         trigger: 'item',
         formatter: ({ seriesIndex, dataIndex, color }) => {

@@ -2,11 +2,13 @@
 'use strict';
 
 const Maps = (() => {
-  const { axis, base, brief, bytes, cut, letters, said, tip, tooltip } = Common;
+  const { axis, base, brief, bytes, cut, letters, named, said, tip, tooltip } = Common;
   const LETTER = 6.8;  // pixels
+  const [TOP, LEVEL, TURNED] = [56, 52, 100];  // above the cells, and below them where names stand level or turned
+  const WIDE = 90;  // a cell under which a name is rather cut than turned
   const RAMPS = {  // little to much; below zero, zero, above zero
     light: { one: ['#eef5fb', '#a9cfe8', '#4d9ac9', '#1b679f', '#08335c'], two: ['#b35806', '#fdd9ad', '#f7f7f7', '#a9cfe8', '#1b679f'] },
-    dark: { one: ['#17222d', '#1d4665', '#2673a4', '#62a9d6', '#d2e9f8'], two: ['#f1a340', '#7a4a12', '#23282e', '#1d4665', '#62a9d6'] },
+    dark: { one: ['#1e2f3e', '#1d4665', '#2673a4', '#62a9d6', '#d2e9f8'], two: ['#f1a340', '#7a4a12', '#23282e', '#1d4665', '#62a9d6'] },
   };
 
   function range(figure) {
@@ -24,25 +26,26 @@ const Maps = (() => {
       const [a, b] = [Math.floor(at), Math.floor(at) + 1].map((i) => parseInt(ramp[i].slice(k, k + 2), 16));
       return a + (b - a) * (at - Math.floor(at));
     });
-    return 0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2] > 140 ? '#111' : '#fff';
+    return 0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2] > 125 ? '#111' : '#fff';
   }
 
   function sizes(figure, width) {
     const left = Math.min(letters(figure.rows) * LETTER + 14, width * 0.3);
-    const cell = (width - left - 24) / figure.columns.length;
-    return { left, cell, tall: Math.max(22, Math.min(48, cell * 0.6)), turned: letters(figure.columns) * LETTER > cell };
+    const cell = (width - left - 12) / figure.columns.length;
+    return { left, cell, tall: Math.max(22, Math.min(48, cell * 0.6)), turned: letters(figure.columns) * LETTER > cell && cell < WIDE };
   }
 
   function heatHeight(figure, width) {
     const { tall, turned } = sizes(figure, width);
-    return 130 + figure.rows.length * tall + (turned ? Math.min(letters(figure.columns) * LETTER, 90) * 0.75 : 0);
+    return TOP + figure.rows.length * tall + (turned ? TURNED : LEVEL);
   }
 
   function heat(figure, slots, look) {
     const { min, max, ramp } = range(figure);
     const colors = RAMPS[look.theme][ramp];
     const { left, cell, turned } = sizes(figure, look.width);
-    const written = (value) => (Math.abs(value) >= 1000 ? brief(value) : String(+value.toFixed(1)));
+    const digits = figure.values.flat().every((value) => value === null || Number.isInteger(value)) ? 0 : 1;
+    const written = (value) => (Math.abs(value) >= 1000 ? brief(value) : value.toFixed(digits));
     const cells = figure.values.flatMap((row, y) => row.flatMap((value, x) => (value === null ? [] : [{
       value: [x, y, value], label: { color: inked(colors, (value - min) / (max - min)) },
     }])));
@@ -50,24 +53,24 @@ const Maps = (() => {
     const quiet = { type: 'category', splitLine: { show: false }, splitArea: { show: false }, axisTick: { show: false }, axisLine: { show: false } };
     return {
       ...base(look),
-      grid: { left: 4, right: 16, top: 30, bottom: 84 },
+      grid: { left, right: 12, top: TOP, bottom: turned ? TURNED : LEVEL, outerBoundsMode: 'none' },
       tooltip: tooltip(look, {
         formatter: ({ value: [x, y, value] }) => tip(`${said(value)} ${figure.unit}`, [
           { name: figure.y, value: cut(figure.rows[y]) }, { name: figure.x, value: cut(figure.columns[x]) },
         ]),
       }),
       visualMap: {
-        type: 'continuous', min, max, dimension: 2, orient: 'horizontal', left: 'center', bottom: 0, itemWidth: 10, itemHeight: 150,
+        type: 'continuous', min, max, dimension: 2, orient: 'horizontal', right: 0, top: 0, padding: 0, itemWidth: 10, itemHeight: 120,
         inRange: { color: colors }, text: [`${brief(max)} ${figure.unit}`, `${brief(min)} ${figure.unit}`], textStyle: { color: look.muted },
         hoverLink: false,
       },
       xAxis: axis(look, {
-        ...quiet, data: figure.columns, name: figure.x, nameLocation: 'middle', nameGap: turned ? 70 : 28,
-        axisLabel: { rotate: turned ? 40 : 0, interval: cell < 14 ? 'auto' : 0, hideOverlap: false, width: 90, overflow: 'truncate', ellipsis: '…' },
+        ...quiet, data: figure.columns, name: figure.x, nameLocation: 'middle', nameGap: turned ? 72 : 28,
+        axisLabel: named(turned ? Math.min(cell, 43) : Math.max(cell, 44)),
       }),
       yAxis: axis(look, {
-        ...quiet, data: figure.rows, inverse: true, name: figure.y, nameLocation: 'start', nameGap: 12, nameTextStyle: { color: look.muted, align: 'left' },
-        axisLabel: { interval: 'auto', width: left, overflow: 'truncate', ellipsis: '…' },
+        ...quiet, data: figure.rows, inverse: true, name: figure.y, nameLocation: 'start', nameGap: 10, nameTextStyle: { color: look.muted, align: 'right', padding: [0, 8, 0, 0] },
+        axisLabel: { interval: 'auto', width: left - 10, overflow: 'truncate', ellipsis: '…' },
       }),
       series: [{
         type: 'heatmap', data: cells, itemStyle: { borderColor: look.back, borderWidth: 1 },

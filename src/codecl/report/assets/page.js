@@ -120,8 +120,9 @@
     parts.forEach((part) => seen.observe(part.chartBox));
     const links = new Map([...document.querySelectorAll('.index a')].map((link) => [link.hash.slice(1), link]));
     const read = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
-      links.forEach((link, id) => link.toggleAttribute('aria-current', id === entry.target.id));
+      links.forEach((link, id) => link.toggleAttribute('aria-current', id === (entry.target.id || 'results')));  // the head has no link of its own
     }), { rootMargin: '-15% 0px -75% 0px' });
+    read.observe(document.querySelector('main > header'));
     links.forEach((_, id) => read.observe(document.getElementById(id)));
   }
 
