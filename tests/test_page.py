@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codecl.report.figure import Lines, Section, Series
-from codecl.report.page import _asset, colours, context, embed, render
+from codecl.report.page import asset, colours, context, embed, render
 from tests.browser import pages
 
 
@@ -43,17 +43,17 @@ def test_nothing_is_fetched(make):
         for name in ("src", "srcset", "poster", "action", "data"):
             assert name not in attributes, (tag, attributes)
         assert attributes.get("href", "#").startswith(("#", "data:"))
-    ours = text.replace(_asset("echarts.min.js"), "")
+    ours = text.replace(asset("echarts.min.js"), "")
     assert not re.search(r"https?://|@import|url\(", ours)
     assert len(text.encode()) < 3_000_000
 
 
 def test_the_bundle_is_small_and_names_its_licence():
-    bundle = _asset("echarts.min.js")
+    bundle = asset("echarts.min.js")
     assert len(bundle) < 1_000_000
     assert "Apache License 2.0" in bundle
-    assert "Apache License" in _asset("LICENSE-echarts.txt")
-    assert "The Apache Software Foundation" in _asset("NOTICE-echarts.txt")
+    assert "Apache License" in asset("LICENSE-echarts.txt")
+    assert "The Apache Software Foundation" in asset("NOTICE-echarts.txt")
 
 
 @pytest.mark.parametrize("make", [pages.page, pages.hostile])

@@ -55,8 +55,8 @@ def render(page: Page) -> str:
         context=context(page.results),
         sizes=[max(len(cell) for cell in (column.title, *column.cells)) for column in page.results.columns],
         data=Markup(embed({"sections": _data(shown)})),
-        styles=[Markup(_asset(name)) for name in STYLES],
-        scripts=[Markup(_asset(name)) for name in SCRIPTS],
+        styles=[Markup(asset(name)) for name in STYLES],
+        scripts=[Markup(asset(name)) for name in SCRIPTS],
     )
 
 
@@ -148,9 +148,9 @@ def _of(figure: Figure) -> list[str]:
 @cache
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_asset("page.html"))
+    return environment.from_string(asset("page.html"))
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (resources.files("codecl") / "report" / "assets" / name).read_text(encoding="utf-8")

@@ -6,7 +6,8 @@ const Common = (() => {
   const DASHES = ['solid', [7, 4], [2, 3], [10, 3, 2, 3]];
   const PREFIXES = [[1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1e3, 'k']];
   const LONGEST = 36;  // of a name in a legend
-  const MOST = 14;  // lines of a tooltip
+  const TURNED = 84;  // pixels of a turned name
+  const [MANY, MOST] = [6, 14];  // lines of a tooltip: with many, names are cut; the most that it has
 
   function paint(look, slot) {
     const round = Math.floor(slot / PALETTE.length);
@@ -34,7 +35,12 @@ const Common = (() => {
   }
 
   const spread = (value, std) => (value !== null && std ? `${said(value)} ± ${said(std)}` : said(value));
-  const cut = (name, longest = LONGEST) => (name.length > longest ? `${name.slice(0, longest - 1)}…` : name);
+  // From the middle, as names that begin alike often end otherwise.
+  function cut(name, longest = LONGEST) {
+    const half = Math.max(1, Math.floor((longest - 1) / 2));
+    return name.length > longest ? `${name.slice(0, half)}…${name.slice(-half)}` : name;
+  }
+
   const letters = (names) => Math.max(1, ...names.map((name) => name.length));
 
   function element(tag, text, style) {
@@ -51,7 +57,7 @@ const Common = (() => {
     for (const line of lines.slice(0, MOST)) {
       const row = element('div');
       if (line.color) row.append(Object.assign(element('i'), { style: `background:${line.color}` }));
-      row.append(element('span', line.name), element('data', line.value));
+      row.append(element('span', lines.length > MANY ? cut(line.name) : line.name), element('data', line.value));
       box.append(row);
     }
     if (lines.length > MOST) box.append(element('div', `and ${lines.length - MOST} more`));
@@ -79,8 +85,9 @@ const Common = (() => {
 
   // Names under an axis: as much of each as there is room for, turned where that is little.
   function named(room) {
-    if (room >= 44) return { interval: 0, hideOverlap: false, width: room - 8, overflow: 'truncate', ellipsis: '…' };
-    if (room >= 15) return { interval: 0, hideOverlap: false, rotate: 40, width: 84, overflow: 'truncate', ellipsis: '…' };
+    const fit = (width) => ({ width, overflow: 'truncate', ellipsis: '…', formatter: (name) => cut(name, Math.floor(width / 7)) });
+    if (room >= 44) return { interval: 0, hideOverlap: false, ...fit(room - 8) };
+    if (room >= 15) return { interval: 0, hideOverlap: false, rotate: 40, ...fit(TURNED) };
     return { interval: 'auto', formatter: (name) => cut(name, 12) };
   }
 
@@ -102,5 +109,5 @@ const Common = (() => {
     return { columns, rows };
   }
 
-  return { axis, base, brief, bytes, cut, element, legend, letters, named, numbers, paint, said, spread, tip, tooltip, upright };
+  return { TURNED, axis, base, brief, bytes, cut, element, legend, letters, named, numbers, paint, said, spread, tip, tooltip, upright };
 })();

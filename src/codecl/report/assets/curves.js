@@ -2,7 +2,8 @@
 'use strict';
 
 const Curves = (() => {
-  const { axis, base, brief, bytes, legend, letters, named, paint, spread, tip, tooltip, upright } = Common;
+  const { axis, base, brief, bytes, cut, legend, letters, named, paint, spread, tip, tooltip, upright } = Common;
+  const BANDS = 10;  // with more lines than this, none has a band
   const DOTS = 60;  // with more points than this, a line has no dots
   const LETTER = 6.8;  // pixels
   const BARS = { barGap: '12%', barCategoryGap: '32%', barMaxWidth: 44 };
@@ -26,18 +27,19 @@ const Curves = (() => {
   const amount = (name) => (/\bbytes\b/i.test(name) ? (value, std) => `${bytes(value)}${std ? ` ± ${bytes(std)}` : ''}` : spread);
 
   // Stretches of a line of which the std is known, each with its lower and upper edge.
-  function stretches(figure, series, floor) {
+  function stretches(figure, series) {
     const out = [[]];
     series.x.forEach((x, i) => {
       if (!usable(figure, series.y[i]) || series.std[i] === null) return out.push([]);
       const low = series.y[i] - series.std[i];
-      return out[out.length - 1].push([x, figure.log && low <= 0 ? floor : place(figure, low), place(figure, series.y[i] + series.std[i])]);
+      const lower = figure.log && low <= 0 ? series.y[i] : low;  // a log axis has no place for it
+      return out[out.length - 1].push([x, place(figure, lower), place(figure, series.y[i] + series.std[i])]);
     });
     return out.filter((points) => points.length > 1);
   }
 
-  function band(figure, series, color, floor) {
-    const found = stretches(figure, series, floor);
+  function band(figure, series, color) {
+    const found = stretches(figure, series);
     const edges = found.map((points) => [
       points[0][0], points[points.length - 1][0], Math.min(...points.map((p) => p[1])), Math.max(...points.map((p) => p[2])),
     ]);
@@ -57,7 +59,9 @@ const Curves = (() => {
   function begun(figure, look) {
     const [least, most] = extent(figure);
     const all = [...figure.marks.map(([x]) => x), most];
-    const room = (i) => ((all[i + 1] - all[i]) / (most - least || 1)) * (look.width - 70) - 8;
+    const room = (i) => ((all[i + 1] - all[i]) / (most - least || 1)) * (look.width - 70) - 4;
+    const fitting = (name, width) => [name, name.match(/\d+$/)?.[0] ?? cut(name, Math.max(3, Math.floor(width / 5.6)))]
+      .find((text) => text.length * 5.6 <= width) ?? '';
     return {
       type: 'line', name: '', data: [], silent: true, lineStyle: { width: 0 },
       markLine: {
@@ -65,8 +69,8 @@ const Curves = (() => {
         data: figure.marks.map(([x, name], i) => ({
           xAxis: x,
           label: {
-            show: room(i) > 18, formatter: () => name, position: 'end', align: 'left', distance: 3,
-            color: look.muted, fontSize: 11, width: Math.max(room(i), 1), overflow: 'truncate', ellipsis: '…',
+            show: fitting(name, room(i)) !== '', formatter: () => fitting(name, room(i)), position: 'end', align: 'left', distance: 3,
+            color: look.muted, fontSize: 10,
           },
         })),
       },
@@ -106,6 +110,8 @@ const Curves = (() => {
   function lines(figure, slots, look) {
     const scale = figure.log ? logAxis(figure) : {};
     const room = (look.width - 70) / figure.ticks.length;
+    const empty = !figure.series.some((series) => series.y.some((value) => usable(figure, value)));
+    const whole = figure.series.every((series) => series.x.every(Number.isInteger));
     const drawn = figure.series.map((series, place_) => {
       const { color, dash } = paint(look, slots[series.name]);
       return {
@@ -114,8 +120,8 @@ const Curves = (() => {
         data: series.x.map((x, i) => [x, place(figure, series.y[i])]),
       };
     });
-    const bands = figure.series.filter((series) => series.std)
-      .map((series) => band(figure, series, paint(look, slots[series.name]).color, scale.min));
+    const bands = figure.series.filter((series) => series.std && figure.series.length <= BANDS)
+      .map((series) => band(figure, series, paint(look, slots[series.name]).color));
     return {
       ...base(look),
       legend: legend(look, figure.series.map((series) => series.name)),
@@ -125,10 +131,10 @@ const Curves = (() => {
         name: figure.x, nameLocation: 'middle', nameGap: 26, splitLine: { show: false }, axisLine: { onZero: false, lineStyle: { color: look.rule } },
         ...(figure.ticks.length
           ? { type: 'category', data: figure.ticks, boundaryGap: true, axisLabel: named(room) }
-          : { type: 'value', scale: true, max: extent(figure)[1], axisLabel: { formatter: brief } }),
+          : { type: 'value', scale: true, max: extent(figure)[1], minInterval: whole ? 1 : 0, axisLabel: { formatter: brief } }),
       }),
       yAxis: axis(look, {
-        name: figure.y, ...upright, nameGap: figure.marks.length ? 26 : 12, nameTextStyle: { color: look.muted, align: 'left' },
+        name: empty ? `${figure.y}: nothing to show` : figure.y, ...upright, nameGap: figure.marks.length ? 26 : 12, nameTextStyle: { color: look.muted, align: 'left' },
         type: 'value', scale: true, ...scale, axisLine: { show: false }, axisTick: { show: false },
         axisLabel: { formatter: figure.log ? power : brief },
       }),
@@ -139,17 +145,20 @@ const Curves = (() => {
   // Bars lie down where the names of the categories do not fit under them.
   const lying = (figure, width) => letters(figure.categories) * LETTER > (width - 70) / figure.categories.length;
 
+  const positive = (figure) => figure.series.every((series) => series.y.every((value) => value === null || value >= 0));
+
   function whiskers(figure, series, place_, flat, look) {
     const known = series.x.map((x, i) => [x, series.y[i], series.std[i]]).filter(([, y, std]) => y !== null && std !== null);
+    const floor = positive(figure) ? 0 : -Infinity;
     const at = (api, x, value) => api.coord(flat ? [value, x] : [x, value]);
     return {
       type: 'custom', name: series.name, silent: true, z: 6, tooltip: { show: false },
-      data: known.map(([x, y, std]) => (flat ? [y - std, x, y + std] : [x, y - std, y + std])),
+      data: known.map(([x, y, std]) => (flat ? [Math.max(y - std, floor), x, y + std] : [x, Math.max(y - std, floor), y + std])),
       encode: flat ? { x: [0, 2], y: 1 } : { x: 0, y: [1, 2] },
       renderItem: (params, api) => {
         const [x, y, std] = known[params.dataIndex];
         const shift = api.barLayout({ ...BARS, count: figure.series.length })[place_].offsetCenter;
-        const [low, high] = [at(api, x, y - std), at(api, x, y + std)];
+        const [low, high] = [at(api, x, Math.max(y - std, floor)), at(api, x, y + std)];
         low[flat ? 1 : 0] += shift;
         high[flat ? 1 : 0] += shift;
         return { type: 'line', shape: { x1: low[0], y1: low[1], x2: high[0], y2: high[1] }, style: { stroke: look.fore, lineWidth: 1.5 } };
@@ -170,7 +179,10 @@ const Curves = (() => {
     const names = axis(look, {
       type: 'category', data: figure.categories, splitLine: { show: false }, axisTick: { show: false }, inverse: flat,
       axisLabel: flat
-        ? { hideOverlap: false, interval: 0, width: look.width * 0.34, overflow: 'truncate', ellipsis: '…' }
+        ? {
+          hideOverlap: false, interval: 0, width: look.width * 0.34, overflow: 'break', lineHeight: 14,
+          formatter: (name) => cut(name, Math.floor((2 * look.width * 0.34) / LETTER) - 4),
+        }
         : named((look.width - 70) / figure.categories.length),
     });
     const values = axis(look, {

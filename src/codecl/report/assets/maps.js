@@ -2,9 +2,9 @@
 'use strict';
 
 const Maps = (() => {
-  const { axis, base, brief, bytes, cut, letters, named, said, tip, tooltip } = Common;
+  const { TURNED, axis, base, brief, bytes, cut, letters, named, said, tip, tooltip } = Common;
   const LETTER = 6.8;  // pixels
-  const [TOP, LEVEL, TURNED] = [56, 52, 100];  // above the cells, and below them where names stand level or turned
+  const [TOP, BOTTOM] = [56, 52];  // above the cells and below them
   const WIDE = 90;  // a cell under which a name is rather cut than turned
   const RAMPS = {  // little to much; below zero, zero, above zero
     light: { one: ['#eef5fb', '#a9cfe8', '#4d9ac9', '#1b679f', '#08335c'], two: ['#b35806', '#fdd9ad', '#f7f7f7', '#a9cfe8', '#1b679f'] },
@@ -30,20 +30,22 @@ const Maps = (() => {
   }
 
   function sizes(figure, width) {
-    const left = Math.min(letters(figure.rows) * LETTER + 14, width * 0.3);
+    const left = Math.min(letters([...figure.rows, figure.y]) * LETTER + 14, width * 0.3);
     const cell = (width - left - 12) / figure.columns.length;
-    return { left, cell, tall: Math.max(22, Math.min(48, cell * 0.6)), turned: letters(figure.columns) * LETTER > cell && cell < WIDE };
+    const long = letters(figure.columns) * LETTER;
+    const turned = long > cell && cell < WIDE && cell >= 15;  // narrower cells have not a name each
+    return { left, cell, tall: Math.max(22, Math.min(48, cell * 0.6)), turned, below: turned ? Math.min(long, TURNED) * 0.64 : 0 };
   }
 
   function heatHeight(figure, width) {
-    const { tall, turned } = sizes(figure, width);
-    return TOP + figure.rows.length * tall + (turned ? TURNED : LEVEL);
+    const { tall, below } = sizes(figure, width);
+    return TOP + figure.rows.length * tall + BOTTOM + below;
   }
 
   function heat(figure, slots, look) {
     const { min, max, ramp } = range(figure);
     const colors = RAMPS[look.theme][ramp];
-    const { left, cell, turned } = sizes(figure, look.width);
+    const { left, cell, turned, below } = sizes(figure, look.width);
     const digits = figure.values.flat().every((value) => value === null || Number.isInteger(value)) ? 0 : 1;
     const written = (value) => (Math.abs(value) >= 1000 ? brief(value) : value.toFixed(digits));
     const cells = figure.values.flatMap((row, y) => row.flatMap((value, x) => (value === null ? [] : [{
@@ -53,7 +55,7 @@ const Maps = (() => {
     const quiet = { type: 'category', splitLine: { show: false }, splitArea: { show: false }, axisTick: { show: false }, axisLine: { show: false } };
     return {
       ...base(look),
-      grid: { left, right: 12, top: TOP, bottom: turned ? TURNED : LEVEL, outerBoundsMode: 'none' },
+      grid: { left, right: 12, top: TOP, bottom: BOTTOM + below, outerBoundsMode: 'none' },
       tooltip: tooltip(look, {
         formatter: ({ value: [x, y, value] }) => tip(`${said(value)} ${figure.unit}`, [
           { name: figure.y, value: cut(figure.rows[y]) }, { name: figure.x, value: cut(figure.columns[x]) },
@@ -61,16 +63,16 @@ const Maps = (() => {
       }),
       visualMap: {
         type: 'continuous', min, max, dimension: 2, orient: 'horizontal', right: 0, top: 0, padding: 0, itemWidth: 10, itemHeight: 120,
-        inRange: { color: colors }, text: [`${brief(max)} ${figure.unit}`, `${brief(min)} ${figure.unit}`], textStyle: { color: look.muted },
+        inRange: { color: colors }, text: [max, min].map((value) => `${written(value)} ${figure.unit}`), textStyle: { color: look.muted },
         hoverLink: false,
       },
       xAxis: axis(look, {
-        ...quiet, data: figure.columns, name: figure.x, nameLocation: 'middle', nameGap: turned ? 72 : 28,
+        ...quiet, data: figure.columns, name: figure.x, nameLocation: 'middle', nameGap: 28 + below,
         axisLabel: named(turned ? Math.min(cell, 43) : Math.max(cell, 44)),
       }),
       yAxis: axis(look, {
-        ...quiet, data: figure.rows, inverse: true, name: figure.y, nameLocation: 'start', nameGap: 10, nameTextStyle: { color: look.muted, align: 'right', padding: [0, 8, 0, 0] },
-        axisLabel: { interval: 'auto', width: left - 10, overflow: 'truncate', ellipsis: '…' },
+        ...quiet, data: figure.rows, inverse: true, name: cut(figure.y, 24), nameLocation: 'start', nameGap: 10, nameTextStyle: { color: look.muted, align: 'right', padding: [0, 8, 0, 0] },
+        axisLabel: { interval: 'auto', width: left - 10, overflow: 'truncate', ellipsis: '…', formatter: (name) => cut(name, Math.floor((left - 10) / 6)) },
       }),
       series: [{
         type: 'heatmap', data: cells, itemStyle: { borderColor: look.back, borderWidth: 1 },
