@@ -115,7 +115,7 @@ const Curves = (() => {
     const drawn = figure.series.map((series, place_) => {
       const { color, dash } = paint(look, slots[series.name]);
       return {
-        type: 'line', name: series.name, color, lineStyle: { width: hidden(figure, place_) ? 6 : 2, type: dash }, symbol: 'circle', symbolSize: 5,
+        type: 'line', name: series.name, color, lineStyle: { width: hidden(figure, place_) ? 5 : 2, type: dash }, symbol: 'circle', symbolSize: 5,
         showSymbol: series.x.length <= DOTS, emphasis: { focus: 'series', lineStyle: { width: 2.5 } }, z: 3,
         data: series.x.map((x, i) => [x, place(figure, series.y[i])]),
       };
