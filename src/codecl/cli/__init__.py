@@ -7,11 +7,29 @@ from typing import Annotated
 
 import typer
 
-from codecl.cli import run, plan, extend, results, figures, lists, data, bench, peer  # isort: skip  (help shows them in this order)
+# isort: off
+from codecl.cli import run, plan, extend, results, report, figures  # help shows commands in this order
+from codecl.cli import lists, data, bench, peer, theory
+
+# isort: on
 from codecl.cli.common import INTERRUPTED, app
 from codecl.errors import CodeclError
 
-__all__ = ["app", "bench", "data", "extend", "figures", "lists", "main", "peer", "plan", "results", "run"]
+__all__ = [
+    "app",
+    "bench",
+    "data",
+    "extend",
+    "figures",
+    "lists",
+    "main",
+    "peer",
+    "plan",
+    "report",
+    "results",
+    "run",
+    "theory",
+]
 
 
 @app.callback(invoke_without_command=True)

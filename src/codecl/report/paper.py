@@ -48,6 +48,14 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=place)
 
 
+def has(name: str) -> bool:
+    """Whether a preset is one of the paper's."""
+    try:
+        return any(key is not None and key[0] == preset(name).paper for key in _table())
+    except ConfigError:
+        return False
+
+
 def _key(run: Metrics) -> Key | None:
     """Where the paper's table has a run; None for a preset that is not here."""
     try:

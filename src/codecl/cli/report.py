@@ -1,0 +1,35 @@
+"""`codecl report`: what came out of runs as a page and pictures."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codecl.cli.common import app
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("report"),
+    paper: Annotated[
+        bool | None, typer.Option("--paper/--no-paper", help="Beside the paper's Table 1. Default: where it is there.")
+    ] = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Each figure as SVG, PNG and CSV.")] = True,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Results, curves and traffic of recorded runs: one page that opens anywhere, and each figure as a file."""
+    from codecl.report import folder
+    from codecl.report.gather import gather
+    from codecl.report.table import size
+
+    found = gather(runs)
+    for one in found.refused:
+        print(f"codecl: left out {one.folder}: {one.why}", file=sys.stderr)
+    written = folder.write(found, out, paper, figures)
+    if written.figures:
+        print(f"{out / 'figures'}  {written.figures} figures, each as svg, png and csv")
+    print(f"{written.page}  {size(written.page.stat().st_size)}")
+    if show:
+        typer.launch(written.page.resolve().as_uri())

@@ -1,0 +1,156 @@
+"""The report as one HTML file that needs nothing else: no network, no other files."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from itertools import count
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from codecl.report.figure import Bars, Figure, Lines, Section
+from codecl.report.formats import Sheet
+
+DIGITS = 6  # of a number on the page; the CSV files have all of them
+STYLES = ("page.css",)
+SCRIPTS = ("echarts.min.js", "common.js", "curves.js", "maps.js", "page.js")
+
+
+class Listed(NamedTuple):
+    """Runs that differ in their seed alone."""
+
+    folder: str
+    status: str
+    seeds: str
+
+
+class LeftOut(NamedTuple):
+    """A folder that is not in the report."""
+
+    folder: str
+    why: str
+
+
+class Page(NamedTuple):
+    """All that the page shows."""
+
+    title: str
+    made: str  # when, and by which version
+    results: Sheet
+    sections: Sequence[Section]
+    refused: Sequence[LeftOut] = ()
+    runs: Sequence[Listed] = ()
+
+
+def render(page: Page) -> str:
+    """The page as HTML; equal pages give equal text."""
+    shown = [section for section in page.sections if section.figures]
+    return _template().render(
+        page=page,
+        sections=shown,
+        context=context(page.results),
+        sizes=[max(len(cell) for cell in (column.title, *column.cells)) for column in page.results.columns],
+        data=Markup(embed({"sections": _data(shown)})),
+        styles=[Markup(asset(name)) for name in STYLES],
+        scripts=[Markup(asset(name)) for name in SCRIPTS],
+    )
+
+
+def context(results: Sheet) -> str:
+    """What the runs are, in a sentence."""
+    names = ("benchmark", "method", "topology", "agents", "variant")
+    runs = sum(record["seeds"] for record in results.records)
+    configurations = len({tuple(record[name] for name in names) for record in results.records})
+    presets = list(dict.fromkeys(str(record["benchmark"]) for record in results.records))
+    said = f"{_counted(runs, 'run')} of {_counted(configurations, 'configuration')}"
+    return f"{said}; {'preset' if len(presets) == 1 else 'presets'}: {', '.join(presets)}."
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def embed(value: Any) -> str:
+    """JSON that can stand in a script element: nothing in it ends the element, and what is no number is null."""
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bool() | str() | None:
+            return value
+        case int():
+            return int(value)
+        case float():
+            return _short(value) if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case tuple() if hasattr(value, "_asdict"):
+            return _plain(value._asdict())
+        case Iterable():
+            return [_plain(item) for item in value]
+    return _plain(value.item())  # a number of numpy's or torch's
+
+
+def _short(value: float) -> float | int:
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
+
+
+def _data(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    slots = colours(sections)
+    return [
+        {
+            "key": section.key,
+            "slots": slots[section.key],
+            "figures": [
+                {"of": name, "kind": type(figure).__name__.lower(), **figure._asdict()}
+                for name, figure in section.figures.items()
+            ],
+        }
+        for section in sections
+    ]
+
+
+def colours(sections: Sequence[Section]) -> dict[str, dict[str, int]]:
+    """For each section, the colour of each series by its place in the palette. A name that several sections use (that
+    of a configuration) has the same in all of them; others take what is left in their own section."""
+    used = {section.key: _names(section) for section in sections}
+    sections_with = Counter(name for names in used.values() for name in names)
+    shared = {name: slot for slot, name in enumerate(name for name, times in sections_with.items() if times > 1)}
+    return {key: _slots(_series(section), shared) for key, section in zip(used, sections, strict=True)}
+
+
+def _slots(names: Sequence[str], shared: Mapping[str, int]) -> dict[str, int]:
+    """Where some of the names are shared, others do not take a colour that stands for a shared name elsewhere."""
+    free = count(len(shared) if shared.keys() & set(names) else 0)
+    return {name: shared[name] if name in shared else next(free) for name in names}
+
+
+def _names(section: Section) -> list[str]:
+    """Of series and of choices, each once."""
+    return list(dict.fromkeys([*(name for name in section.figures if name), *_series(section)]))
+
+
+def _series(section: Section) -> list[str]:
+    return list(dict.fromkeys(name for figure in section.figures.values() for name in _of(figure)))
+
+
+def _of(figure: Figure) -> list[str]:
+    return [series.name for series in figure.series] if isinstance(figure, Lines | Bars) else []
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(asset("page.html"))
+
+
+@cache
+def asset(name: str) -> str:
+    return (resources.files("codecl") / "report" / "assets" / name).read_text(encoding="utf-8")
