@@ -12,7 +12,7 @@ FIGURES = {section.key: section for section in pages.sections()}
 MARKS = {  # key: (selector, how many of them)
     "acc": ("g[clip-path] > path[fill=none][stroke-width='2']", 3),
     "consensus": ("g[clip-path] > path[fill=none][stroke-width='2']", 3),
-    "sent": ("path[fill='#0072B2']:not([transform]), path[fill='#E69F00']:not([transform])", 6),
+    "sent": ("path[fill='#0072B2']:not([transform]), path[fill='#D55E00']:not([transform])", 6),
     "matrix": ("path[fill^=rgb][stroke='#ffffff']", 15),
     "free": ("path[transform^='matrix(2.5']", 4),
     "network": ("path[transform^='matrix(14']", 4),
@@ -137,7 +137,7 @@ def test_a_configuration_has_one_colour_on_the_whole_page(open_page, html):
         for key in ("acc", "consensus"):
             lines = chart(page, key).locator(MARKS[key][0])
             strokes = [lines.nth(place).get_attribute("stroke") for place in range(3)]
-            assert strokes == ["#0072B2", "#E69F00", "#009E73"]
+            assert strokes == ["#0072B2", "#D55E00", "#009E73"]
 
 
 def colours(page):

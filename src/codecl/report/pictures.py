@@ -97,6 +97,11 @@ def _lines(axes: Axes, figure: Lines) -> None:
         hides = any(_same(series, other) for other in figure.series[:place])
         _line(axes, series, _style(place, hides), figure.log)
     _marks(axes, figure.marks)
+    if figure.log_x:
+        places = sorted({x for series in figure.series for x in series.x})
+        axes.set_xscale("log")
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.minorticks_off()
     if figure.ticks:
         _name(axes, figure.ticks)
         axes.set_xlim(-0.25, len(figure.ticks) - 0.75)

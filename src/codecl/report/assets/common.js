@@ -2,7 +2,7 @@
 'use strict';
 
 const Common = (() => {
-  const PALETTE = ['#0072B2', '#E69F00', '#009E73', '#D55E00', '#CC79A7', '#56B4E9', null];  // null: the text's colour
+  const PALETTE = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', null];  // null: the text's colour
   const DASHES = ['solid', [7, 4], [2, 3], [10, 3, 2, 3]];
   const PREFIXES = [[1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1e3, 'k']];
   const LONGEST = 36;  // of a name in a legend

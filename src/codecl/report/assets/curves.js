@@ -131,6 +131,7 @@ const Curves = (() => {
         name: figure.x, nameLocation: 'middle', nameGap: 26, splitLine: { show: false }, axisLine: { onZero: false, lineStyle: { color: look.rule } },
         ...(figure.ticks.length
           ? { type: 'category', data: figure.ticks, boundaryGap: true, axisLabel: named(room) }
+          : figure.log_x ? { type: 'log', logBase: 2, min: 'dataMin', max: 'dataMax', axisLabel: { formatter: brief } }
           : { type: 'value', scale: true, max: extent(figure)[1], minInterval: whole ? 1 : 0, axisLabel: { formatter: brief } }),
       }),
       yAxis: axis(look, {
