@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from codecl.config import RunConfig
 from codecl.events import Epoch, Evaluated, Event, TaskOpened
-from codecl.report.table import size
+from codecl.units import size
 
 EVERY_S = 10.0  # plain lines inside a task come at most this often
 Watch = Callable[[Event], None]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from codecl.cli import run, plan, extend, results, lists, data, bench, peer  # isort: skip  (help shows them in this order)
+from codecl.cli import run, plan, watch, extend, results, compare, lists, data, bench, peer  # isort: skip  (help shows them in this order)
 from codecl.cli.common import INTERRUPTED, app
 from codecl.errors import CodeclError
 
-__all__ = ["app", "bench", "data", "extend", "lists", "main", "peer", "plan", "results", "run"]
+__all__ = ["app", "bench", "compare", "data", "extend", "lists", "main", "peer", "plan", "results", "run", "watch"]
 
 
 @app.callback(invoke_without_command=True)
