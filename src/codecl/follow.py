@@ -175,11 +175,12 @@ class View(NamedTuple):
 
 
 class Onlooker:
-    """Follows what is recorded at a path: a run, a fleet, or a folder of runs, in which more may begin."""
+    """Follows what is recorded at a path: a run, a fleet, or a folder of runs, in which more may begin for so many
+    seconds after the last that is under way."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.places = path, list[Place]()
-        self._eyes, self._going, self._last = dict[Path, Eye](), set[Path](), 0.0
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        self.path, self.patience, self.places = path, patience, list[Place]()
+        self._eyes, self._going, self._last = dict[Path, Eye](), set[Path](), time.monotonic()
 
     def there(self) -> bool:
         """Whether anything is recorded at the path."""
@@ -194,7 +195,8 @@ class Onlooker:
         now = time.monotonic()
         self._last = now if going else self._last
         whole = View(self.path, runs, False, 0)
-        lingers = not whole.alone and self._going and now - self._last < LINGER_S
+        patience = max(self.patience, LINGER_S) if self._going else self.patience
+        lingers = not whole.alone and now - self._last < patience
         watched = [run.state for run in runs if whole.alone or run.place.folder in self._going]
         code = next((CODES[state] for state in CODES if state in watched), 0) if not going else 0
         return whole._replace(over=not going and not lingers, exit_code=code)

@@ -27,15 +27,15 @@ WIDEST, TALLEST = 100, 1000  # of what is printed once
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder that holds some.")],
     once: Annotated[bool, typer.Option("--once", help="Show how it stands now, and end.")] = False,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a folder that is not there yet.")] = 0,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a run to begin.")] = 0,
 ) -> None:
     """Follow a run that is under way, here or in another process, from its folder alone, until it ends.
 
     Exit codes: 0 complete, 4 degraded, 1 stopped. Ctrl-C ends the watching, not the run."""
     from codecl.follow import Onlooker
 
-    console, onlooker = console_for(False), Onlooker(run)
-    _wait(onlooker, patience)
+    console, onlooker = console_for(False), Onlooker(run, patience)
+    _wait(onlooker)
     with _showing(console, once) as show:
         view = onlooker.look()
         show(view)
@@ -51,8 +51,9 @@ def watch(
         raise typer.Exit(view.exit_code)
 
 
-def _wait(onlooker: "Onlooker", patience: float) -> None:
+def _wait(onlooker: "Onlooker") -> None:
     """Until something is recorded there."""
+    patience = onlooker.patience
     deadline = time.monotonic() + patience
     while not onlooker.there():
         if time.monotonic() >= deadline:

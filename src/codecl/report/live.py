@@ -69,7 +69,7 @@ def line(seen: Seen) -> str:
         f"CC {now.cc:.2f}" if now.cc else "",
         f"sent {size(now.sent)}",
         left(seen),
-        f"agents {', '.join(map(str, now.away))} away" if now.away and not now.ended else "",
+        f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
     ]
     return " · ".join(part for part in parts if part)
 
@@ -150,17 +150,17 @@ def _doing(now: Progress) -> str:
 def _lines(seen: Seen, width: int) -> Table:
     now = seen.progress
     spread = f" ({min(now.loss):.3f} to {max(now.loss):.3f} by agent)" if len(now.loss) > 1 else ""
-    loss = f"{sparkline(now.losses, max(8, min(SPARK, width - 46)))} {now.losses[-1]:.3f}{spread}" if now.losses else ""
+    loss = f"{sparkline(now.losses, max(8, min(SPARK, width - 54)))} {now.losses[-1]:.3f}{spread}" if now.losses else ""
     speed = f"{now.steps_a_second:.3g} a second" if now.steps_a_second and seen.state == "under way" else ""
     steps = ", ".join(part for part in (f"{now.steps} of {now.all_steps}", speed, left(seen)) if part)
+    so_far = "" if now.ended else " so far"
+    error = "disagreement" if "fleet" in now.about else "consensus error"
     rows = {
         "steps": steps if now.all_steps else "",
         "loss": loss,
-        "ACC": f"{now.acc:.2f} % so far, the mean of {len(now.known)}" if now.acc is not None else "",
-        "sent": f"{size(now.sent)}, CC {number(now.cc)} so far" if now.sent else "",
-        "apart": f"{now.apart:.2g} ({'disagreement' if 'fleet' in now.about else 'consensus error'})"
-        if now.apart is not None
-        else "",
+        "ACC": f"{now.acc:.2f} %{so_far}" if now.acc is not None else "",
+        "sent": f"{size(now.sent)}, CC {number(now.cc)}{so_far}" if now.sent else "",
+        error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
         "missed": f"{now.missed} messages" if now.missed else "",
         "folder": str(seen.folder),

@@ -32,7 +32,7 @@ def in_words(config: RunConfig) -> str:
 
 
 def changed(config: RunConfig) -> dict[str, str]:
-    """The same, as `--set` takes them; none for a method of the user's own, whose code is not run to look at a table."""
+    """The same as `--set` takes it; none for a method of the user's own, whose code is not run to look at a table."""
     if config.method.name not in METHODS:
         return {}
     named = {"method": {"name": config.method.name}, "agents": config.agents}
