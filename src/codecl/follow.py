@@ -62,7 +62,7 @@ class Eye:
         now = self._progress
         if now.ended and not self._closed(now.ended):  # metrics and model are not there yet
             now = now._replace(ended=None)
-        silent_s = max(0.0, time.time() - (now.last or self._began()))
+        silent_s = max(0.0, time.time() - (self._began() if now.last is None else now.last))
         return Seen(self.folder, state_of(now, written, left, silent_s), now, silent_s, ended)
 
     def _read(self) -> tuple[Progress, ...]:

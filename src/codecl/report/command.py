@@ -8,7 +8,7 @@ from codecl.config import RunConfig
 from codecl.errors import CodeclError
 from codecl.report.variant import changed
 
-SAME = "the command that started it goes on from its last checkpoint"
+SAME = "the command that started it goes on where it stopped"
 
 
 def way_on(folder: Path) -> str:
