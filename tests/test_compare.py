@@ -1,6 +1,7 @@
 """`codecl compare`: the statistics against scipy's, and what is said of odd pairs of runs."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -11,13 +12,16 @@ import sys
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 
 from codecl import config as presets
 from codecl import record
 from codecl.errors import ConfigError, DataError
+from codecl.report import formats
 from codecl.report.compare import about, compare, plain, sheet
 from codecl.report.spread import difference, paired, welch
+from codecl.units import spread_of_bytes
 from tests.conftest import ROOT
 
 values = st.lists(st.integers(-1000, 1000).map(lambda number: number / 8), min_size=2, max_size=7)
@@ -222,10 +226,35 @@ def test_the_command(tmp_path):
     found = {line["metric"]: line for line in csv.DictReader(text.splitlines())}
     assert float(found["acc"]["difference"]) == pytest.approx(-6.0)
     shown = codecl("compare", "a", "b", "--format", "markdown", cwd=tmp_path).stdout
-    assert "| ACC % | 75.75 ± 0.35 | 69.75 ± 0.35 | -6.00 |" in shown
+    assert "| ACC % | 75.75 ± 0.35 | 69.75 ± 0.35 | -6.00 ± 6.35 | no difference seen |" in shown
     assert shown.startswith("- A: a (quickstart: codec, 4 agents on ring, seeds 1, 2)\n")
     whole = json.loads(codecl("compare", "a", "b", "--json", cwd=tmp_path).stdout)
     assert whole["a"]["status_by_seed"] == {"1": "complete", "2": "complete"}
     done = codecl("compare", "a", "b", "--format", "pdf", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "codecl: --format: 'pdf' is not one of text, markdown, latex, csv\n")
     assert codecl("compare", "a", "nowhere", cwd=tmp_path).returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "spread", "text"),
+    [
+        (0, None, "0 B"),
+        (999.6, 0, "1.00 ± 0.00 kB"),
+        (842e6, 24.7e6, "842 ± 24.7 MB"),
+        (-1.231e9, None, "-1.23 GB"),
+        (5e6, 2e9, "0.01 ± 2.00 GB"),
+        (3e18, None, "3000000 TB"),
+    ],
+)
+def test_bytes_and_their_spread(count, spread, text):
+    assert spread_of_bytes(count, spread) == text
+
+
+def test_a_comparison_fits_a_terminal(tmp_path):
+    for seed in (1, 2):
+        write(tmp_path / "a", seed, (90.0 + seed, 70.0), train_bytes=842e6 + seed * 1e7, boundary_bytes=27.6e6 + seed)
+        write(tmp_path / "b", seed, (50.0 - 9 * seed, 71.0), train_bytes=1.23e9, boundary_bytes=34e6)
+    made = sheet(compare(tmp_path / "a", tmp_path / "b"))
+    console = Console(width=80, record=True, file=io.StringIO())
+    formats.show(made, console)
+    assert "…" not in console.export_text()

@@ -14,11 +14,11 @@ from codecl.report.fleets import together
 from codecl.report.formats import Column, Sheet
 from codecl.report.rows import Metrics, Runs, Score
 from codecl.report.spread import BySeed, Difference, difference
-from codecl.units import size
+from codecl.units import spread_of_bytes
 
 NOTE = (
-    "B − A with its 95 % interval ({ways}). more, less: zero is outside the interval. Each row stands by itself: of 20"
-    " rows one is expected to be outside by chance."
+    "A, B: mean ± std over seeds. B − A: ± how far its 95 % interval reaches ({ways}). more, less: zero is outside the"
+    " interval. Each row stands by itself: of 20 rows without any difference one is outside by chance."
 )
 WAYS = {"paired": "of the differences seed by seed", "Welch": "of the means, Welch's: the seeds are not the same"}
 LONGEST = 100  # of a config's difference in words
@@ -48,7 +48,7 @@ class Quantity(NamedTuple):
     key: str
     title: str
     of: Callable[[Metrics], Any]
-    form: Callable[[float], str]
+    form: Callable[[float, float | None], str]  # of a value and its spread
 
 
 class Line(NamedTuple):
@@ -124,13 +124,13 @@ def quantities(tasks: int, same: bool) -> list[Quantity]:
         Quantity("bwt", "BWT %", whole(lambda run: run["bwt"]), _plain),
         Quantity("cc", "cc", traffic("cc"), _plain),
         Quantity("cc_reference", "cc_reference", traffic("cc_reference"), _plain),
-        Quantity("train_bytes", "sent in training", traffic("train_bytes"), size),
-        Quantity("boundary_bytes", "sent between tasks", traffic("boundary_bytes"), size),
-        Quantity("consensus_error", "consensus error", whole(_consensus), lambda value: f"{value:.3g}"),
+        Quantity("train_bytes", "train bytes", traffic("train_bytes"), spread_of_bytes),
+        Quantity("boundary_bytes", "boundary bytes", traffic("boundary_bytes"), spread_of_bytes),
+        Quantity("consensus_error", "consensus error", whole(_consensus), _rough),
     ]
     pace = Quantity("ms_per_iteration", "ms a step", lambda run: run["timing"]["ms_per_iteration"], _plain)
     each = range(tasks)
-    ends = [Quantity(f"accuracy_{task + 1}", f"task {task + 1} at the end %", _accuracy(task), _plain) for task in each]
+    ends = [Quantity(f"accuracy_{task + 1}", f"task {task + 1} %", _accuracy(task), _plain) for task in each]
     return [*(over_all if same else []), pace, *ends]
 
 
@@ -138,8 +138,12 @@ def _matrix(run: Metrics) -> Sequence[Sequence[float | None]]:
     return run.get("accuracy_matrix") or []
 
 
-def _plain(value: float) -> str:
-    return f"{value:.2f}"
+def _plain(value: float, spread: float | None) -> str:
+    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
+
+
+def _rough(value: float, spread: float | None) -> str:
+    return f"{value:.1g}" if spread is None else f"{value:.1g} ± {spread:.1g}"
 
 
 def _accuracy(task: int) -> Callable[[Metrics], Any]:
@@ -191,34 +195,26 @@ def sheet(found: Comparison) -> Sheet:
     ways = {line.found.way for line in lines}
     note = NOTE.format(ways="; ".join(WAYS[way] for way in ("paired", "Welch") if way in ways))
     columns = [
-        Column("", [line.quantity.title for line in lines], words=True),
+        Column("", [line.quantity.title for line in lines], words=True, fold=True),
         Column("A", [_score(line.found.a, line.quantity) for line in lines]),
         Column("B", [_score(line.found.b, line.quantity) for line in lines]),
-        Column("B − A", [_signed(line.found.mean, line.quantity) for line in lines]),
-        Column("95 % interval", [_interval(line) for line in lines]),
+        Column("B − A", [_change(line) for line in lines]),
         Column("verdict", [line.found.verdict for line in lines], words=True, fold=True),
     ]
-    if not ways & set(WAYS):
-        del columns[4]
     return Sheet("", columns, note if ways & set(WAYS) else "", [record_of(line) for line in lines])
 
 
 def _score(score: Score, quantity: Quantity) -> str:
-    if score.mean is None:
+    return "-" if score.mean is None else quantity.form(score.mean, score.std)
+
+
+def _change(line: Line) -> str:
+    """The difference, and how far its interval reaches to each side."""
+    mean, low, high, form = line.found.mean, line.found.low, line.found.high, line.quantity.form
+    if mean is None:
         return "-"
-    return quantity.form(score.mean) + ("" if score.std is None else f" ± {quantity.form(score.std)}")
-
-
-def _signed(value: float | None, quantity: Quantity) -> str:
-    if value is None:
-        return "-"
-    return ("+" if value > 0 else "-" if value < 0 else "") + quantity.form(abs(value))
-
-
-def _interval(line: Line) -> str:
-    if line.found.way is None:
-        return ""
-    return f"{_signed(line.found.low, line.quantity)} to {_signed(line.found.high, line.quantity)}"
+    reach = (high - low) / 2 if line.found.way and low is not None and high is not None else None
+    return ("+" if mean > 0 else "") + form(mean, reach)
 
 
 def record_of(line: Line) -> dict[str, Any]:
