@@ -1,22 +1,25 @@
-"""Following a run from its folder: the tail of a file, the fold over facts, the state that is told, what is drawn."""
+"""Following a run from its folder: the tail of a file, the fold over facts, the state, the command to go on."""
 
 import fcntl
 import json
 import os
+import re
+import shlex
 import shutil
-import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from codecl import api, follow, locking
+from codecl import api, follow, grid, locking
+from codecl import config as presets
 from codecl.errors import DataError
 from codecl.follow import Eye, Onlooker, find, state_of, together
 from codecl.methods import METHODS
 from codecl.progress import ALONE, Progress, progress
-from codecl.report import live
+from codecl.record import folder_of
+from codecl.report.command import SAME, way_on
 from codecl.tail import Tail, look
 from tests import problems
 
@@ -141,8 +144,7 @@ class Writing:
         self.folder, self.source = folder, run
         folder.mkdir(parents=True)
         shutil.copy(run / "config.yaml", folder)
-        moment = time.time()
-        self.lines = [json.dumps({**fact, "time": moment}) + "\n" for fact in facts_of(run)]
+        self.lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
         self.at = 0
 
     def until(self, kind, task=None):
@@ -203,7 +205,6 @@ def test_watching_writes_nothing_and_takes_no_lock(run):
     lock = locking.hold(run)
     view = Onlooker(run).look()
     os.close(lock)
-    live.drawn(view, 80, 24)
     assert state() == before
     assert view.alone.state == "complete"
 
@@ -239,9 +240,7 @@ def test_states_together():
 def test_a_folder_of_runs_ends_with_the_last_and_tells_of_those_that_were_under_way(run, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "LINGER_S", 0.0)
     Writing(run, tmp_path / "old" / "seed-1").until("eval", 0)
-    events = tmp_path / "old" / "seed-1" / "events.jsonl"
-    long_ago = [json.dumps({**fact, "time": 0}) + "\n" for fact in facts_of(events.parent)]
-    events.write_text("".join(long_ago))
+    os.utime(tmp_path / "old" / "seed-1" / "events.jsonl", (0, 0))
     view = Onlooker(tmp_path).look()
     assert (view.over, view.exit_code, view.runs[0].state) == (True, 0, "stopped")  # long ago: not our concern
     onlooker, writing = Onlooker(tmp_path), Writing(run, tmp_path / "new" / "seed-2")
@@ -278,49 +277,37 @@ def test_a_peer_knows_who_is_away(run):
     now = progress(facts, 2)
     assert (now.away, now.missed, now.note) == ([0, 2], 6 * 4, "linked 3")
     assert now.apart == [fact for fact in facts_of(run) if fact["kind"] == "epoch"][-1]["consensus_error"]
-    back = [*facts, {"kind": "member", "time": now.last, "agent": 2, "state": "alive"}]
+    back = [*facts, {"kind": "member", "time": 0, "agent": 2, "state": "alive"}]
     assert progress(back, 2).away == [0]
 
 
-def test_sparklines():
-    assert live.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert live.sparkline([5, 5, 5]) == "▁▁▁"
-    assert live.sparkline([9, 9, 0, 7], width=2) == "▁█"
-    assert live.sparkline([0, float("nan"), 7]) == "▁ █"
-    assert live.sparkline([]) == ""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"agents": 8, "topology": {"name": "torus"}, "seed": 3},
+        {"method": {"name": "d-ewc", "penalty": 7.0}, "train": {"milestones": [0.25], "epochs": 3}},
+        {"head": None, "growth": {"images": [24, 100]}},
+    ],
+)
+def test_the_command_to_go_on_is_that_of_this_very_run(tmp_path, changes):
+    config = presets.resolve(presets.preset("quickstart"), changes)
+    folder = folder_of(config, tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.dump())
+    program, run, preset, *words = shlex.split(re.fullmatch("go on with `(.*)`", way_on(folder))[1])
+    assert (program, run, preset) == ("codecl", "run", "quickstart")
+    given = {
+        option: [value for name, value in zip(words[::2], words[1::2], strict=True) if name == option]
+        for option in words[::2]
+    }
+    assert given["--out"] == [str(tmp_path)]
+    names = ("--method", "--agents", "--topology", "--seeds")
+    (made,) = grid.configs(preset, *(given[name][0] for name in names), given.get("--set", []))
+    assert made.decisive() == config.decisive()
 
 
-def drawn(view, width):
-    console = Console(width=width, height=24, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with console.file:
-        console.print(live.drawn(view, width, 24))
-    return console.export_text()
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_all_that_is_drawn_fits(run, tmp_path, width):
-    shutil.copytree(run, tmp_path / "runs" / "a-long-name-of-a-configuration-codec-ring4-123abc" / "seed-1")
-    for agent in range(4):
-        shutil.copytree(run, tmp_path / "runs" / "fleet" / "seed-1" / f"agent-{agent}")
-    texts = [drawn(Onlooker(path).look(), width) for path in (run, tmp_path / "runs", tmp_path / "runs/fleet/seed-1")]
-    now = progress(facts_of(run), 2)
-    for text in texts:
-        assert max(map(len, text.splitlines())) <= width
-        assert f"{now.acc:.2f}" in text
-        assert "…" not in text
-        assert "complete" in text
-    assert f"{now.learned[0]:.2f}" in texts[0]
-    assert f"{now.cc_by_task[2]:.2f}" in texts[0]
-
-
-def test_of_many_tasks_the_last_are_drawn(run):
-    view = Onlooker(run).look()
-    seen = view.alone.parts[0]
-    names = [f"n{number}" for number in range(40)]
-    more = seen.progress._replace(opened=40, tasks=40, names=names, learned=[1.0] * 40, known=[1.0] * 40)
-    group = view.alone._replace(parts=(seen._replace(progress=more),))
-    text = drawn(view._replace(runs=(group,)), 80)
-    assert len(text.splitlines()) <= 24
-    assert "40 n39" in text
-    assert "1 n0" not in text
-    assert "before)" in text
+def test_a_run_without_a_command_has_none_made_up(run, tmp_path):
+    assert way_on(run) == SAME  # made by a call
+    assert way_on(tmp_path / "nowhere") == SAME
+    assert way_on(Path("seed-1")) == SAME

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ GOING: tuple[State, ...] = ("starting", "under way", "silent")
 QUIET_S = 5.0  # without a new fact, where nobody is seen to write: silent
 PATIENCE_S = 60.0  # the same, and as long as several epochs: stopped
 EPOCHS = 3
-LINGER_S = 5.0  # the next run of a grid may begin
+LINGER_S = 10.0  # in which the next run of a grid may begin
 CODES: dict[State, int] = {"stopped": 1, "degraded": 4}
 
 
@@ -53,7 +54,7 @@ class Eye:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.facts, self._tail = folder, list[Fact](), Tail()
-        self.written, self._epochs, self._progress = False, 0, Progress({})
+        self.written, self._epochs, self._progress, self._new = False, 0, Progress({}), True
 
     def look(self) -> Seen:
         written = locking.held(self.folder) is True  # first: what is recorded before the lock goes is read below
@@ -62,13 +63,14 @@ class Eye:
         now = self._progress
         if now.ended and not self._closed(now.ended):  # metrics and model are not there yet
             now = now._replace(ended=None)
-        silent_s = max(0.0, time.time() - (self._began() if now.last is None else now.last))
+        silent_s = max(0.0, time.time() - self._sign())
         return Seen(self.folder, state_of(now, written, left, silent_s), now, silent_s, ended)
 
     def _read(self) -> tuple[Progress, ...]:
         self._tail, lines, anew = look(self.folder / "events.jsonl", self._tail)
         if anew:
             self.facts, self._progress = [], Progress({})
+        first, self._new = self._new, False
         if not lines:
             return ()
         if not self.facts:
@@ -78,7 +80,7 @@ class Eye:
             self.facts += map(_fact, lines)
             ends = [at for at, fact in enumerate(self.facts[before:], before + 1) if fact["kind"] == "eval"]
             self._progress = progress(self.facts, self._epochs)
-            return tuple(progress(self.facts[:end], self._epochs) for end in ends)
+            return () if first else tuple(progress(self.facts[:end], self._epochs) for end in ends)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(f"{self.folder}: events.jsonl is damaged or of another version ({error!r:.80})") from error
 
@@ -89,11 +91,12 @@ class Eye:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def _began(self) -> float:
-        try:
-            return self.folder.stat().st_mtime
-        except OSError:
-            return time.time()
+    def _sign(self) -> float:
+        """When the run last wrote. Not the time of its last fact: one that was resumed has old ones."""
+        for path in (self.folder / "events.jsonl", self.folder):
+            with suppress(OSError):
+                return path.stat().st_mtime
+        return time.time()
 
 
 def _fact(line: bytes) -> dict[str, Any]:
@@ -175,8 +178,8 @@ class View(NamedTuple):
 
 
 class Onlooker:
-    """Follows what is recorded at a path: a run, a fleet, or a folder of runs, in which more may begin for so many
-    seconds after the last that is under way."""
+    """Follows what is recorded at a path: a run, a fleet, or a folder of runs, in which more may begin. `patience`:
+    seconds in which the first may."""
 
     def __init__(self, path: Path, patience: float = 0.0) -> None:
         self.path, self.patience, self.places = path, patience, list[Place]()
@@ -195,7 +198,7 @@ class Onlooker:
         now = time.monotonic()
         self._last = now if going else self._last
         whole = View(self.path, runs, False, 0)
-        patience = max(self.patience, LINGER_S) if self._going else self.patience
+        patience = LINGER_S if self._going else self.patience
         lingers = not whole.alone and now - self._last < patience
         watched = [run.state for run in runs if whole.alone or run.place.folder in self._going]
         code = next((CODES[state] for state in CODES if state in watched), 0) if not going else 0

@@ -51,7 +51,6 @@ class Progress(NamedTuple):
     apart: float | None = None  # consensus error; of a peer: distance to the neighbours that it heard
     steps_a_second: float | None = None
     left_s: float | None = None  # from the last fact on
-    last: float | None = None  # when the last fact was recorded
     longest_s: float = 0.0  # that passed before a fact
     away: Sequence[int] = ()  # neighbours of a peer that are lost
     missed: int = 0  # messages that a peer did not hear
@@ -80,7 +79,6 @@ def progress(facts: Sequence[Fact], epochs: int) -> Progress:
         sent=traffic["train_bytes"] + traffic["boundary_bytes"],
         cc=traffic["cc"],
         cc_by_task=traffic["cc_by_task"],
-        last=facts[-1]["time"],
         longest_s=max(fact.get("seconds", 0.0) for fact in facts),
         **_training(by_kind, about["tasks"], epochs),
         **_neighbours(by_kind),
