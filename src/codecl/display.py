@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.table import Column, Table
 
 from codecl.config import RunConfig
 from codecl.events import Epoch, Evaluated, Event, TaskOpened
-from codecl.report.table import size
+from codecl.units import size
 
 EVERY_S = 10.0  # plain lines inside a task come at most this often
 Watch = Callable[[Event], None]
@@ -101,6 +102,23 @@ def _plain(console: Console, config: RunConfig, tasks: int) -> Watch:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     return watch
+
+
+@contextmanager
+def boarding(board: Path | None, run: Path, watch: Watch) -> Iterator[Watch]:
+    """The same consumer, with what it is handed also on TensorBoard, where there is a folder for it."""
+    if board is None:
+        yield watch
+        return
+    from codecl.board import Board
+
+    with Board(board, run) as drawn:
+
+        def both(event: Event) -> None:
+            watch(event)
+            drawn(event)
+
+        yield both
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from codecl import fleet, peer, record
 from codecl.config import RunConfig
 from codecl.errors import CodeclError, RunFailed
 from codecl.fleet import PeersConfig
+from codecl.tail import Tail, look
 
 LOOK_S = 0.5
 PORTS = range(20_000, 30_000)
@@ -129,29 +130,17 @@ class _Eye:
     """Follows one agent's record."""
 
     def __init__(self, agent: int, folder: Path) -> None:
-        self.path, self.seen, self._at = folder / "events.jsonl", Seen(agent), 0
-        with suppress(OSError):
-            self._at = self.path.stat().st_size  # of an earlier run
+        self.path, self.seen = folder / "events.jsonl", Seen(agent)
+        self.tail = look(self.path, Tail()).tail  # past an earlier run
 
     def look(self, code: int | None) -> Seen:
-        for fact in self._new():
-            self._note(fact)
+        self.tail, lines, _ = look(self.path, self.tail)
+        for line in lines:
+            self._note(json.loads(line))
         if code is not None:
             state = {0: "complete", 4: "degraded"}.get(code, f"failed ({code})")
             self.seen = self.seen._replace(state=state)
         return self.seen
-
-    def _new(self) -> list[dict[str, Any]]:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                self._at = self._at if file.tell() >= self._at else 0
-                file.seek(self._at)
-                whole, newline, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return []
-        self._at += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines()]
 
     def _note(self, fact: dict[str, Any]) -> None:
         kind, more = fact["kind"], dict[str, Any]()

@@ -24,3 +24,13 @@ def hold(folder: Path) -> int | None:
         os.close(handle)
         return None
     return handle
+
+
+def held(folder: Path) -> bool | None:
+    """Whether a process of this machine writes the folder, without taking its lock; None where that cannot be seen."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+        inode = folder.stat().st_ino  # the device is left out: some file systems tell the kernel another than us
+    except OSError:
+        return None
+    return any(" FLOCK " in line and f":{inode} " in line for line in lines)

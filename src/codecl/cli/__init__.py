@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 # isort: off
-from codecl.cli import run, plan, extend, results, report, figures  # help shows commands in this order
+from codecl.cli import run, plan, watch, extend, results, compare, report, figures  # help shows commands in this order
 from codecl.cli import lists, data, bench, peer, theory
 
 # isort: on
@@ -18,6 +18,7 @@ from codecl.errors import CodeclError
 __all__ = [
     "app",
     "bench",
+    "compare",
     "data",
     "extend",
     "figures",
@@ -29,6 +30,7 @@ __all__ = [
     "results",
     "run",
     "theory",
+    "watch",
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from codecl.config import RunConfig
     from codecl.exchange.ranks import Ranks
 
+Boards = Annotated[bool, typer.Option("--tensorboard", help="Also write a TensorBoard, into each run's folder.")]
+BoardsTo = Annotated[Path | None, typer.Option("--tensorboard-to", metavar="DIR", help="The same, under DIR.")]
 OnWhich = Annotated[str, typer.Option("--exchange", help="simulated, cluster or auto: cluster under torchrun.")]
 
 
@@ -46,6 +49,8 @@ def run(
     exchange: OnWhich = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Only go on with runs that were begun; start none.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")] = False,
+    tensorboard: Boards = False,
+    tensorboard_to: BoardsTo = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -55,11 +60,13 @@ def run(
     from codecl import assemble, grid
     from codecl.exchange.ranks import joined
 
+    boards = _boards(tensorboard, tensorboard_to)
     with joined(exchange, assemble.device_of(device)) as here:
         configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
         refuse(configs, out, here, resume, again)
         console = quietly(console_for(as_json), here)
         how = How(out, device, here.name, quiet, quietly(console_for(True), here) if as_json else console, again)
+        how = how._replace(board=boards if here.leads else None)
         done, failed = every(configs, how, here)
     if here.leads:
         finish(console, done, as_json)
@@ -124,6 +131,18 @@ class How(NamedTuple):
     console: "Console"
     again: bool = False
     after: Path | None = None  # a finished run to go on from
+    board: Callable[[Path], Path] | None = None  # where the TensorBoard of a run folder goes
+
+
+def _boards(wanted: bool, to: Path | None) -> Callable[[Path], Path] | None:
+    if not wanted and to is None:
+        return None
+    from functools import partial
+
+    from codecl import board
+
+    board.check()
+    return partial(board.folder_of, boards=to)
 
 
 def every(configs: list["RunConfig"], how: How, here: "Ranks") -> tuple[list["Result"], RunFailed | None]:
@@ -148,15 +167,15 @@ def one(config: "RunConfig", how: How) -> "Result":
     """Run, and show how it goes."""
     from codecl import api
     from codecl.assemble import tasks_of
-    from codecl.display import watching
+    from codecl.display import boarding, watching
 
-    tasks = tasks_of(config)
+    tasks, folder = tasks_of(config), _folder(config, how.out)
+    board = how.board(folder) if how.board else None
     options: dict[str, Any] = {"device": how.device, "exchange": how.exchange, "again": how.again, "after": how.after}
     try:
-        with watching(how.console, config, len(tasks), how.quiet) as watch:
-            result = api.run(config, out=how.out, on_event=watch, tasks=tasks, **options)
+        with watching(how.console, config, len(tasks), how.quiet) as watch, boarding(board, folder, watch) as both:
+            result = api.run(config, out=how.out, on_event=both, tasks=tasks, **options)
     except KeyboardInterrupt:
-        folder = _folder(config, how.out)
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
@@ -164,6 +183,10 @@ def one(config: "RunConfig", how: How) -> "Result":
         if not how.console.quiet:
             print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    if not result.trained and board is not None:
+        from codecl.board import write
+
+        write(result.folder, board)
     if not result.trained and not how.quiet:
         how.console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
     return result

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
 from codecl.report.figure import Network, Number
-from codecl.report.table import size
+from codecl.units import size
 
 Point = tuple[float, float]
 AGENT, LINK, INK = "#0072B2", "#7aa6c2", "#222222"

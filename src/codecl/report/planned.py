@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from codecl.forecast import Known
 from codecl.plan import Plan
 from codecl.report.formats import Column, Sheet
-from codecl.report.table import size
+from codecl.units import size
 
 SIGNS: dict[Known, str] = {"exact": "", "estimate": "≈ ", "bound": "≤ ", "partly": "≥ "}
 RATIO: dict[Known, str] = {**SIGNS, "bound": "≥ ", "partly": "≤ "}

@@ -11,6 +11,7 @@ from codecl.report.formats import Column, Sheet
 from codecl.report.paper import beside, in_order
 from codecl.report.rows import Metrics, Row, Runs, rows
 from codecl.report.variant import shortened
+from codecl.units import size
 
 NOTE = (
     "Δ: ours − the paper's. CC: counted as the authors do, every head and norm in every message, nothing of what is"
@@ -148,12 +149,3 @@ def in_words(runs: Sequence[Metrics]) -> str:
 
 def _change(bwt: float) -> str:
     return f"lost {-bwt:.2f} points" if bwt < 0 else f"lost nothing ({bwt:+.2f} points)"
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -34,14 +34,17 @@ def shortened(full: Sequence[str]) -> list[str]:
 
 
 def in_words(config: RunConfig) -> str:
-    """Fields that the preset has otherwise for this method and number of agents, as `--set` takes them; empty for a
-    method of the user's own, whose code is not run to look at a table."""
+    """Fields that the preset has otherwise for this method and number of agents."""
+    return ", ".join(f"{field.removeprefix('method.')}={value}" for field, value in changed(config).items())
+
+
+def changed(config: RunConfig) -> dict[str, str]:
+    """The same as `--set` takes it; none for a method of the user's own, whose code is not run to look at a table."""
     if config.method.name not in METHODS:
-        return ""
+        return {}
     named = {"method": {"name": config.method.name}, "agents": config.agents}
     start = _flat(resolve(preset(config.preset), named))
-    changed = {field: value for field, value in _flat(config).items() if start.get(field) != value}
-    return ", ".join(f"{field.removeprefix('method.')}={_value(value)}" for field, value in changed.items())
+    return {field: _value(value) for field, value in _flat(config).items() if start.get(field) != value}
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""Numbers for people."""
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def size(count: float) -> str:
+    """Bytes."""
+    for unit in UNITS[:-1]:
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def spread_of_bytes(count: float, spread: float | None) -> str:
+    """Bytes and their spread in one unit: `842 ± 24.7 MB`."""
+    largest, power = max(abs(count), spread or 0.0), 0
+    while largest >= 999.5 and power < len(UNITS) - 1:
+        largest, power = largest / 1000, power + 1
+
+    def scaled(value: float) -> str:
+        value /= 1000**power
+        return f"{value:.{0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
+
+    both = scaled(count) if spread is None else f"{scaled(count)} ± {scaled(spread)}"
+    return f"{both} {UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, in one or two units."""
+    whole = round(seconds)
+    for length, unit, part, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
