@@ -7,6 +7,7 @@ import pytest
 
 from codecl import record
 from codecl.errors import DataError
+from codecl.report.figures import sections
 from codecl.report.gather import gather
 
 
@@ -32,6 +33,24 @@ def test_all_runs_as_they_were_recorded(recorded):
         assert run.metrics == record.read_metrics(run.folder)
         assert run.config == record.read_config(run.folder)
         assert [json.dumps(fact) + "\n" for fact in run.events] == events(run.folder)
+
+
+def test_a_run_of_which_only_scores_were_kept_has_no_curves(copied):
+    (one_of(copied) / "events.jsonl").unlink()
+    found = gather([copied])
+    assert (len(found.runs), found.refused) == (4, [])
+    (run,) = [run for run in found.runs if not run.events]
+    assert run.metrics == record.read_metrics(one_of(copied))
+    shown = {section.key for section in sections([run])}
+    assert {"forgetting", "mean", "matrix", "compression", "free", "bytes"} <= shown
+    assert not {"consensus", "loss", "network", "mu"} & shown
+
+
+def test_the_paper_method_comes_first_and_its_opponents_after_it(copied):
+    for path in copied.glob("quickstart-codec-ring4-*/seed-1"):
+        changed(path, method="zebra")
+    methods = [run.metrics["method"] for run in gather([copied]).runs]
+    assert methods == ["codec", "dpsgd", "dpsgd", "zebra"]
 
 
 def test_a_run_that_two_paths_hold_is_one(recorded):
@@ -85,7 +104,6 @@ SPOILED = {
     "no kind": ("events.jsonl", '{"loss": 1}\n', "events.jsonl is not a run's (line 1 has no kind)"),
     "a fact too short": ("events.jsonl", '{"kind": "eval", "task": 0}\n', "line 1, accuracy is not in it"),
     "nothing yet": ("events.jsonl", "", "nothing is recorded in it yet"),
-    "no events": ("events.jsonl", None, "events.jsonl is not there"),
 }
 
 

@@ -61,13 +61,14 @@ def mean_loss(fact: Fact) -> Number:
 
 def mu(found: Found) -> Section | None:
     values: dict[str, Value] = {"mean": lambda fact: fact.get("mu_mean"), "most": lambda fact: fact.get("mu_max")}
-    lines = [line for configuration in found for line in _lines(configuration, values)]
+    lines = [line for configuration in found for line in _lines(configuration, values) if set(line.y) != {1}]
     return _section(
         Lines(
             "mu",
             "How much of the gradient is left",
             "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained, less where"
-            " earlier tasks hold directions. The µ of the paper's analysis is a bound of it.",
+            " earlier tasks hold directions. Methods without constraints are left out. The μ of the paper's analysis"
+            " bounds it.",
             "epoch",
             "share of the gradient",
             lines,

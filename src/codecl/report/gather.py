@@ -43,6 +43,12 @@ class Run(NamedTuple):
         """Whether each task is scored right after it was learned, and never again."""
         return _alone(self.metrics["method"])
 
+    @property
+    def opened(self) -> list[int]:
+        """Its tasks, as `cc_by_task` and `free_by_task` have them; where no events were kept, from the first on."""
+        known = dict.fromkeys(fact["task"] for fact in self.facts("task"))
+        return list(known) or list(range(len(self.metrics["free_by_task"])))
+
     def facts(self, kind: str) -> list[Fact]:
         return [fact for fact in self.events if fact["kind"] == kind]
 
@@ -76,7 +82,13 @@ def gather(paths: Sequence[Path]) -> Gathered:
             refused.append(_refused(folder, error))
     if not runs:
         raise DataError(_nothing(paths, refused))
-    return Gathered(_fleets_as_one(runs), refused)
+    order = list(METHODS)
+    return Gathered(sorted(_fleets_as_one(runs), key=lambda run: _place(run.metrics["method"], order)), refused)
+
+
+def _place(method: str, order: Sequence[str]) -> int:
+    """codec first, its opponents after it, methods of a user's own last."""
+    return order.index(method) if method in order else len(order)
 
 
 def _refused(folder: Path, error: DataError) -> Refused:
@@ -101,7 +113,7 @@ def read(folder: Path) -> Run:
         if written is None:
             begun = "nothing is recorded in it yet" if config else "config.yaml in it is not a run's"
             raise DataError(f"{folder}: {begun} (no events.jsonl)")
-        raise DataError(f"{folder}: events.jsonl is not there")
+        return Run(folder, written, (), config)  # its scores were kept, its curves were not
     facts = _facts(folder)
     if written is None or written["status"] == "partial":  # a run that goes on has more events than its last metrics
         written = _so_far(folder, facts)

@@ -120,7 +120,7 @@ def _share(layer: str, run: Run) -> Curve:
 
 def _shares(run: Run) -> Mapping[str, Curve]:
     """By layer, free / whole of each task; before the first task all is free."""
-    by_task = {fact["task"]: fact["free"] for fact in run.facts("task")}
+    by_task = dict(zip(run.opened, run.metrics["free_by_task"], strict=False))
     whole = by_task.get(0, {})
     return {
         layer: {task: free[layer] / size for task, free in by_task.items() if layer in free}

@@ -37,8 +37,7 @@ def compression(found: Found) -> Section | None:
 
 
 def _cc(run: Run) -> Curve:
-    order = dict.fromkeys(fact["task"] for fact in run.facts("task"))
-    return dict(zip(order, run.metrics["traffic"]["cc_by_task"], strict=False))
+    return dict(zip(run.opened, run.metrics["traffic"]["cc_by_task"], strict=False))
 
 
 def in_categories(line: Series, count: int) -> Series:
