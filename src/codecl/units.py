@@ -12,18 +12,24 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def spread_of_bytes(count: float, spread: float | None) -> str:
-    """Bytes and their spread in one unit: `842 ± 24.7 MB`."""
-    largest, power = max(abs(count), spread or 0.0), 0
+def unit_for(largest: float) -> tuple[str, int]:
+    """The unit in which so many bytes are a number below 1000, and its power of 1000."""
+    power = 0
     while largest >= 999.5 and power < len(UNITS) - 1:
         largest, power = largest / 1000, power + 1
+    return UNITS[power], power
+
+
+def spread_of_bytes(count: float, spread: float | None) -> str:
+    """Bytes and their spread in one unit: `842 ± 24.7 MB`."""
+    unit, power = unit_for(max(abs(count), spread or 0.0))
 
     def scaled(value: float) -> str:
         value /= 1000**power
         return f"{value:.{0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
 
     both = scaled(count) if spread is None else f"{scaled(count)} ± {scaled(spread)}"
-    return f"{both} {UNITS[power]}"
+    return f"{both} {unit}"
 
 
 def duration(seconds: float) -> str:

@@ -123,8 +123,9 @@ def test_links_carry_what_was_sent_in_training_and_agreement(shown, runs):
     assert sum(edge[2] for edge in figure.edges) == traffic["train_bytes"] + traffic["boundary_bytes"] - trees
 
 
-def test_megabytes_and_time(shown, runs):
+def test_bytes_and_time(shown, runs):
     figure = shown["bytes"][""]
+    assert figure.y == "MB"
     assert figure.categories == BOTH
     training, _, full = figure.series
     assert training.y[0] == mean(runs["codec"], lambda run: run.metrics["traffic"]["train_bytes"] / 1e6)

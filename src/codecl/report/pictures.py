@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Sheet
+from matplotlib.ticker import NullLocator
 
 from codecl.errors import ConfigError
 from codecl.report.figure import Bars, Figure, Heat, Lines, Network, Series, numbers
@@ -47,6 +48,8 @@ LOOK: Mapping[Any, Any] = {
 }
 SIZE = (7.2, 4.0)  # inches, without the legend
 BESIDE = 4  # more entries than this stand beside the plot
+ROWS = 24  # of a legend beside the plot
+LETTER = 0.075  # inches
 DPI = 150
 
 
@@ -85,6 +88,13 @@ def _size(figure: Figure) -> tuple[float, float]:
             return max(5.0, 0.5 * len(figure.columns) + 2), max(3.4, 0.36 * len(figure.rows) + 1.6)
         case Network():
             return 5.6, 5.0
+        case Bars() if _lies(figure):
+            names = max(map(len, figure.categories))
+            return SIZE[0] + LETTER * names, 1.4 + len(figure.categories) * (0.12 + 0.1 * len(figure.series))
+        case Bars() | Lines() if len(figure.series) > BESIDE:  # room for the legend beside it
+            rows, names = min(len(figure.series), ROWS), max(len(series.name) for series in figure.series)
+            columns = math.ceil(len(figure.series) / ROWS)
+            return SIZE[0] + columns * (0.6 + LETTER * names), max(SIZE[1], 0.19 * rows + 0.6)
         case _:
             return SIZE
 
@@ -101,7 +111,7 @@ def _lines(axes: Axes, figure: Lines) -> None:
         places = sorted({x for series in figure.series for x in series.x})
         axes.set_xscale("log")
         axes.set_xticks(places, [f"{x:g}" for x in places])
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(NullLocator())
     if figure.ticks:
         _name(axes, figure.ticks)
         axes.set_xlim(-0.25, len(figure.ticks) - 0.75)
@@ -156,19 +166,32 @@ def _name(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _bars(axes: Axes, figure: Bars) -> None:
-    axes.grid(axis="y")
-    width = 0.8 / max(len(figure.series), 1)
+    """Upright, or lying where there are many long names."""
+    lying, width = _lies(figure), 0.8 / max(len(figure.series), 1)
+    axes.grid(axis="x" if lying else "y")
     for place, series in enumerate(figure.series):
         x = [at + (place - (len(figure.series) - 1) / 2) * width for at in series.x]
         y = [math.nan if value is None else value for value in series.y]
         spread = [value or math.nan for value in series.std] if series.std else None
-        thin = {"elinewidth": 0.8, "ecolor": INK, "capsize": 1.5}
-        colour = COLOURS[place % len(COLOURS)]
-        axes.bar(x, y, 0.92 * width, color=colour, label=series.name, yerr=spread, error_kw=thin)
-    _name(axes, figure.categories)
-    axes.set_xlim(-0.6, len(figure.categories) - 0.4)
-    axes.set_ylabel(figure.y)
+        look: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "label": series.name}
+        look["error_kw"] = {"elinewidth": 0.8, "ecolor": INK, "capsize": 1.5}
+        if lying:
+            axes.barh(x, y, 0.92 * width, xerr=spread, **look)
+        else:
+            axes.bar(x, y, 0.92 * width, yerr=spread, **look)
+    if lying:
+        axes.set_yticks(range(len(figure.categories)), figure.categories)
+        axes.set_ylim(len(figure.categories) - 0.4, -0.6)
+        axes.set_xlabel(figure.y)
+    else:
+        _name(axes, figure.categories)
+        axes.set_xlim(-0.6, len(figure.categories) - 0.4)
+        axes.set_ylabel(figure.y)
     _legend(axes, len(figure.series))
+
+
+def _lies(figure: Bars) -> bool:
+    return len(figure.categories) > 8 and max(map(len, figure.categories)) > 16
 
 
 def _legend(axes: Axes, entries: int) -> None:
@@ -178,7 +201,7 @@ def _legend(axes: Axes, entries: int) -> None:
     if entries <= BESIDE:
         axes.figure.legend(loc="outside lower center", ncols=entries)
     else:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), ncols=math.ceil(entries / 24))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), ncols=math.ceil(entries / ROWS))
 
 
 def _heat(axes: Axes, figure: Heat) -> None:

@@ -9,6 +9,7 @@ from codecl.report.configurations import Configuration, Curve, common_tasks, kno
 from codecl.report.figure import Bars, Figure, Lines, Network, Number, Section, Series
 from codecl.report.gather import Run
 from codecl.report.learned import each
+from codecl.units import unit_for
 
 MOST_BARS = 4  # configurations side by side; more are lines
 MOST_AGENTS = 64  # of a network that can still be looked at
@@ -112,7 +113,7 @@ PLACES: Mapping[str, Callable[[int], Places]] = {"torus": grid, "star": star}
 
 
 def amount(found: Found) -> Section | None:
-    """Megabytes that were sent, beside full communication."""
+    """Bytes that were sent, beside full communication."""
     sent = {
         "sent in training": "train_bytes",
         "sent at tasks' ends": "boundary_bytes",
@@ -121,20 +122,22 @@ def amount(found: Found) -> Section | None:
     shown = [configuration for configuration in found if configuration.first.metrics["traffic"]["train_bytes"]]
     if not shown:
         return None
+    traffic = [run.metrics["traffic"] for configuration in shown for run in configuration.runs]
+    unit, power = unit_for(max(max(one[key] for key in sent.values()) for one in traffic))
     figure = Bars(
         "bytes",
-        "Megabytes sent",
+        f"{unit} sent",
         "By all agents in a whole run: in training, and at the ends of tasks (agreement, growth, flood). Full"
         " communication is what whole weights would have taken in the same rounds.",
-        "MB",
+        unit,
         [configuration.name for configuration in shown],
-        [_bars(name, shown, partial(_megabytes, key)) for name, key in sent.items()],
+        [_bars(name, shown, partial(_bytes, key, power)) for name, key in sent.items()],
     )
     return Section("bytes", "Traffic", {"": figure})
 
 
-def _megabytes(key: str, run: Run) -> float:
-    return float(run.metrics["traffic"][key]) / 1e6
+def _bytes(key: str, power: int, run: Run) -> float:
+    return float(run.metrics["traffic"][key]) / 1000**power
 
 
 def time(found: Found) -> Section | None:
