@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# a browser for the tests of the report page: one that is there, or Debian's where we may install it
+BROWSER = command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq chromium >/dev/null 2>&1; }
+
 .PHONY: demo test quick long lint clean
 
 demo: .venv/demo.stamp
@@ -39,4 +42,5 @@ clean:
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv with the checks (once; a few minutes) ..."
 	$(INSTALL) -e '.[dev]'
+	@$(BROWSER) || echo "no chromium: tests of the report page are skipped (Debian: apt-get install chromium)"
 	@touch $@ .venv/demo.stamp
