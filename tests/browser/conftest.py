@@ -17,7 +17,7 @@ class Opened(NamedTuple):
     requests: list[str]  # anything but the file itself
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: while it is open, playwright runs a loop that other tests would meet
 def browser():
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
@@ -30,7 +30,7 @@ def browser():
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def open_page(browser, tmp_path_factory):
     """Opens HTML from a file, as a reader does; afterwards, nothing may have gone wrong."""
     folder = tmp_path_factory.mktemp("pages")
