@@ -1,7 +1,10 @@
 """What the quickstart promises, measured as a user would see it."""
 
+import itertools
 import json
+import math
 import re
+import statistics
 import time
 
 import pytest
@@ -20,7 +23,7 @@ def runs(cli, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     full = cli("run", "--method", "codec-full", "--json", "--quiet", cwd=folder)
     found = {run["method"]: run for run in [*json.loads(done.stdout), *json.loads(full.stdout)]}
-    return found, seconds
+    return {name: run | {"folder": folder / run["folder"]} for name, run in found.items()}, seconds
 
 
 def test_codec_remembers_and_dpsgd_forgets(runs):
@@ -40,6 +43,35 @@ def test_bytes_are_saved(runs):
 def test_compression_loses_nothing_in_float32(runs):
     found, _ = runs
     assert abs(found["codec"]["acc"] - found["codec-full"]["acc"]) < 1
+
+
+def consensus_by_task(folder):
+    """The consensus error after each epoch, a list a task."""
+    out = {}
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        fact = json.loads(line)
+        if fact["kind"] == "epoch":
+            out.setdefault(fact["task"], []).append(fact["consensus_error"])
+    return list(out.values())
+
+
+def test_consensus_error_falls_with_training_as_well_with_constraints_as_without(runs):
+    """The shape of the paper's Figure 2."""
+    ours, free = (consensus_by_task(runs[0][method]["folder"]) for method in ("codec", "dpsgd"))
+    for with_constraints, without in zip(ours, free, strict=True):
+        for errors in (with_constraints, without):
+            assert errors[-1] < 1e-3 * errors[0]
+        ratios = [math.log10(a / b) for a, b in zip(with_constraints, without, strict=True)]
+        assert abs(statistics.fmean(ratios)) < 0.7, "within a factor of five of each other"
+
+
+def test_how_constrained_a_gradient_is_grows_with_the_core_space(runs):
+    codec, dpsgd = (runs[0][method]["mu_by_task"] for method in ("codec", "dpsgd"))
+    assert [task["mean"] for task in dpsgd] == [1] * 5
+    assert codec[0] == {"mean": 1, "max": 1}
+    for before, after in itertools.pairwise(codec[:4]):
+        assert after["mean"] < 0.9 * before["mean"]
+    assert all(task["mean"] <= task["max"] < 0.7 for task in codec[1:])
 
 
 def test_both_methods_take_at_most_a_minute(runs):

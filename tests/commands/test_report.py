@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 
 import pytest
 
@@ -90,3 +91,63 @@ def test_a_place_that_cannot_be_written_is_one_line(cli, recorded, tmp_path):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("codecl: --out: report cannot be written")
+
+
+def long(folder, epochs):
+    """The events of a run, as if each task had so many epochs."""
+    out = []
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        fact = json.loads(line)
+        more = range(epochs) if fact["kind"] == "epoch" and fact["epoch"] == 0 else ()
+        kept = [] if fact["kind"] == "epoch" else [fact]
+        out += [*kept, *(fact | {"epoch": epoch, "step": (epoch + 1) * fact["step"]} for epoch in more)]
+    return "".join(json.dumps(fact) + "\n" for fact in out)
+
+
+def test_twelve_runs_of_a_thousand_epochs_are_small_and_soon_there(cli, recorded, tmp_path):
+    source = next(recorded.glob("*codec*/seed-1"))
+    events, found = long(source, 500), json.loads((source / "metrics.json").read_text())
+    for number in range(12):
+        folder = tmp_path / "runs" / f"quickstart-codec{number}-ring4" / "seed-1"
+        folder.mkdir(parents=True)
+        (folder / "events.jsonl").write_text(events)
+        (folder / "metrics.json").write_text(json.dumps(found | {"method": f"codec{number}"}))
+    began = time.monotonic()
+    done = cli("report", "runs", "--no-figures", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < 20
+    page = tmp_path / "report" / "report.html"
+    assert page.stat().st_size < 3e6
+    assert "12 runs of 12 configurations" in page.read_text(encoding="utf-8")
+
+
+def test_every_kind_of_bad_folder_among_good_ones(cli, recorded, tmp_path):
+    """Broken, empty, foreign, of another version: named on the page and in a line each; partial and degraded: shown."""
+    runs = tmp_path / "runs"
+    shutil.copytree(recorded, runs)
+    one, two = sorted(runs.glob("*codec*/seed-*"))
+    (one / "metrics.json").unlink()  # killed
+    (one / "events.jsonl").write_text((one / "events.jsonl").read_text()[:-200])
+    (two / "metrics.json").write_text((two / "metrics.json").read_text().replace("complete", "degraded"))
+    for name, file, text in (
+        ("foreign", "metrics.json", '{"accuracy": 0.9}'),
+        ("future", "metrics.json", '{"schema": 2}'),
+        ("broken", "events.jsonl", "{\n{}\n"),
+        ("begun", "config.yaml", "preset: x\n"),
+    ):
+        (runs / name / "seed-0").mkdir(parents=True)
+        (runs / name / "seed-0" / file).write_text(text)
+    (tmp_path / "empty").mkdir()
+    done = cli("report", "runs", "empty", "nowhere", "--no-figures", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    bad = ("foreign", "future", "broken", "begun", "empty", "nowhere")
+    assert len(lines) == len(bad)
+    assert all(line.startswith("codecl: left out ") for line in lines)
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    for name in bad:
+        assert sum(name in line for line in lines) == 1, lines
+        assert name in text
+    assert "3 runs of 3 configurations" in text
+    assert "partial" in text
+    assert "degraded" in text

@@ -53,7 +53,7 @@ def test_what_does_not_tell_runs_apart_is_not_said(copied):
 def test_presets_are_said_where_there_are_several(copied):
     changed(one_of(copied, "dpsgd", 1), benchmark="other")
     changed(one_of(copied, "dpsgd", 2), benchmark="other")
-    assert list(named(copied)) == ["quickstart: codec · ring 4", "other: dpsgd · ring 4"]
+    assert list(named(copied)) == ["other: dpsgd · ring 4", "quickstart: codec · ring 4"]
 
 
 def test_a_point_is_the_mean_of_the_seeds_that_have_it():

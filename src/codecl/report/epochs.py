@@ -10,6 +10,7 @@ from codecl.report.configurations import Configuration, Curve, known
 from codecl.report.figure import Lines, Number, Section, Series
 from codecl.report.gather import Run
 
+FAR = 10  # times as high: then a logarithmic axis
 MOST = 400  # points of a line; a longer one is thinned
 Found = Sequence[Configuration]
 Value = Callable[[Fact], Number]  # of an epoch
@@ -49,9 +50,16 @@ def loss(found: Found) -> Section | None:
             "epoch",
             "training loss",
             lines,
+            log=_far_apart(lines),
             marks=_marks(found),
         )
     )
+
+
+def _far_apart(lines: Sequence[Series]) -> bool:
+    """Whether one line would press all others flat: a start that went wrong, a penalty."""
+    tops = sorted(max(y for y in line.y if y is not None) for line in lines)
+    return bool(tops) and min(y for line in lines for y in line.y if y is not None) > 0 and tops[-1] > FAR * tops[0]
 
 
 def mean_loss(fact: Fact) -> Number:

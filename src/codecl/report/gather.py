@@ -82,13 +82,14 @@ def gather(paths: Sequence[Path]) -> Gathered:
             refused.append(_refused(folder, error))
     if not runs:
         raise DataError(_nothing(paths, refused))
-    order = list(METHODS)
-    return Gathered(sorted(_fleets_as_one(runs), key=lambda run: _place(run.metrics["method"], order)), refused)
+    return Gathered(sorted(_fleets_as_one(runs), key=_place), refused)
 
 
-def _place(method: str, order: Sequence[str]) -> int:
-    """codec first, its opponents after it, methods of a user's own last."""
-    return order.index(method) if method in order else len(order)
+def _place(run: Run) -> tuple[Any, ...]:
+    """codec first, its opponents after it, methods of a user's own last; few agents before many."""
+    of, order = run.metrics, list(METHODS)
+    method = order.index(of["method"]) if of["method"] in order else len(order)
+    return str(of["benchmark"]), method, str(of["method"]), str(of["topology"]), of["agents"]
 
 
 def _refused(folder: Path, error: DataError) -> Refused:

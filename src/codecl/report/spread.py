@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 def difference(a: BySeed, b: BySeed) -> Difference:
     """Of the same seeds: of each seed, then their mean (paired). Of other seeds: of the means (Welch)."""
-    scores = score(list(a.values())), score(list(b.values()))
+    scores = Score.of(list(a.values())), Score.of(list(b.values()))
     if not a or not b:
         return Difference(*scores, None, None, None, None, "not known")
     mean = statistics.fmean(b.values()) - statistics.fmean(a.values())
@@ -40,13 +40,6 @@ def difference(a: BySeed, b: BySeed) -> Difference:
         return Difference(*scores, mean, low, high, "paired", _verdict(low, high))
     low, high = welch(list(a.values()), list(b.values()))
     return Difference(*scores, mean, low, high, "Welch", _verdict(low, high))
-
-
-def score(values: Sequence[float]) -> Score:
-    """Mean and sample standard deviation."""
-    if not values:
-        return Score()
-    return Score(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def paired(differences: Sequence[float]) -> tuple[float, float]:

@@ -19,14 +19,15 @@ def bounds(title: str, found: Sequence[Checked]) -> Sheet:
     columns = [
         Column("inequality", list(groups), words=True, fold=True),
         Column("holds in", [f"{sum(row.holds for row in rows)} of {len(rows)}" for rows in groups.values()]),
-        Column("nearest: left", [_number(row.left) for row in nearest]),
+        Column("left", [_number(row.left) for row in nearest]),
         Column("right", [_number(row.right) for row in nearest]),
         Column("right / left", [_number(row.margin) for row in nearest]),
         Column("printed right", [_number(row.printed) for row in nearest]),
         Column("printed holds in", [_of(rows) for rows in printed]),
-        Column("nearest case", [row.case for row in nearest], words=True, fold=True),
+        Column("in", [row.case for row in nearest], words=True, fold=True),
     ]
-    return Sheet(title, columns, "", [_record(row) for row in found])
+    note = "left, right: of the case where they are nearest. printed: the paper's right side."
+    return Sheet(title, columns, note, [_record(row) for row in found])
 
 
 def _record(row: Checked) -> dict[str, Any]:
