@@ -29,7 +29,15 @@ def test_the_wheel_holds_images_notice_presets_and_licence(wheel):
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         fields = Parser().parsestr(archive.read(metadata).decode())
-    for needed in ("data/quickstart.npz", "data/NOTICE.md", "presets/quickstart.yaml", "report/table1.csv", "py.typed"):
+    for needed in (
+        "data/quickstart.npz",
+        "data/NOTICE.md",
+        "presets/quickstart.yaml",
+        "report/table1.csv",
+        "report/assets/echarts.min.js",
+        "report/assets/page.html",
+        "py.typed",
+    ):
         assert f"codecl/{needed}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     requires = fields.get_all("Requires-Dist")
