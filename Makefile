@@ -1,6 +1,6 @@
 # make demo   sets up (once) and runs the quickstart
 # make test   sets up (once) and runs every check
-# make long   runs fleets into every fault and plans every preset: twenty minutes
+# make long   runs fleets into every fault, plans every preset, measures rates: half an hour
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

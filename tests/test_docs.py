@@ -68,7 +68,7 @@ def test_every_command_in_the_readme_works_in_order(tmp_path):
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")  # as in a clone
     for command in commands:
         words = shlex.split(command)
-        tiny = TINY if words[1] == "run" else []
+        tiny = [*TINY, "--set", "data.tasks=2"] if words[1] == "run" else []
         words[0] = str(Path(sys.executable).with_name("codecl"))
         done = subprocess.run([*words, *tiny], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{command}: {done.stderr}"

@@ -32,7 +32,7 @@ def rows(cli, folder):
     return list(csv.DictReader(io.StringIO(done.stdout)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_datasets_from_published_files_to_the_table(cli, folder):
     for name in FIVE:
         add(cli, name, folder, 40, 20)
@@ -50,7 +50,7 @@ def test_five_datasets_from_published_files_to_the_table(cli, folder):
     assert cli("data", "verify", cwd=folder).returncode == 3  # and nobody takes these for the real sets
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_split_miniimagenet_from_published_files_to_the_table(cli, folder):
     add(cli, "miniimagenet", folder, 800, 200)
     more = ("--set", "data.tasks=2", "--set", "train.batch=4", "--set", "train.test_batch=10")

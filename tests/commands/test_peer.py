@@ -116,6 +116,7 @@ def test_an_interrupted_fleet_leaves_nobody_behind_and_goes_on(tmp_path):
         assert json.loads(path.with_name("metrics.json").read_text())["status"] == "degraded"
 
 
+@pytest.mark.long
 def test_a_fleet_that_is_started_again_goes_on_from_its_last_chart(tmp_path):
     fields = {"agents": 3, "data": {"tasks": 3}, "train": {"epochs": 2}, "method": {"name": "codec"}}
     with LocalFleet(resolve(preset("quickstart"), fields), PeersConfig(), tmp_path) as running:

@@ -148,6 +148,6 @@ def test_every_kind_of_bad_folder_among_good_ones(cli, recorded, tmp_path):
     for name in bad:
         assert sum(name in line for line in lines) == 1, lines
         assert name in text
-    assert "3 runs of 3 configurations" in text
+    assert "3 runs of 2 configurations" in text
     assert "partial" in text
     assert "degraded" in text

@@ -447,6 +447,7 @@ LARGE = {
 }
 
 
+@pytest.mark.long
 def test_memory_stays_flat(victim, boxes, members, tmp_path, caplog):
     """Two hundred times what is large, in what it is or in what it says, of another process; and few lines are
     written."""

@@ -130,6 +130,7 @@ def test_ranks_with_other_models_are_refused(tmp_path):
     assert not list(tmp_path.rglob("metrics.json"))
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_another_heeds_signals(tmp_path):
     """Rank 1 is stuck at a task's end, where rank 0 has the patience of half an hour."""
     with launched(2, ["-m", "tests.faults.victim", str(tmp_path), "codec", "0", "stuck"], tmp_path) as processes:

@@ -40,7 +40,7 @@ def killed(out, rank, moment, *more):
         return finished(processes, timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_kills_of_a_rank(tmp_path):
     """Bit for bit with equal ranks, dropout and all."""
     assert [code for code, *_ in run(RANKS, victim(tmp_path / "whole", 0), ROOT)] == [0, 0]

@@ -17,7 +17,14 @@ SIZES = {1: EIGHT, 2: EIGHT, 3: FIVE, 4: EIGHT, 8: EIGHT}
 simulated = cache(story)
 
 
-@pytest.fixture(scope="module", params=SIZES, ids="{} ranks".format)
+LONG = {4, 8}
+
+
+def sizes():
+    return [pytest.param(size, marks=pytest.mark.long if size in LONG else ()) for size in SIZES]
+
+
+@pytest.fixture(scope="module", params=sizes(), ids="{} ranks".format)
 def ranks(request, tmp_path_factory):
     """What each rank wrote down, by case."""
     folder = tmp_path_factory.mktemp("ranks")

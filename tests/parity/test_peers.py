@@ -20,7 +20,7 @@ SIZES = {4: FOUR, 5: ["one way", "combine", "random"], 8: EIGHT}
 simulated = cache(story)
 
 
-@pytest.fixture(scope="module", params=SIZES, ids="{} peers".format)
+@pytest.fixture(scope="module", params=[4, 5, pytest.param(8, marks=pytest.mark.long)], ids="{} peers".format)
 def peers(request, tmp_path_factory):
     """What each peer wrote down, by case."""
     folder, count = tmp_path_factory.mktemp("peers"), request.param
