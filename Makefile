@@ -14,7 +14,8 @@ demo: .venv/demo.stamp
 	$(BIN)/codecl run
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not alone and not long" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "alone and not long"
 
 quick: .venv/dev.stamp
 	$(BIN)/python -m pytest -m "not slow and not long" -x -q

@@ -14,6 +14,8 @@ from codecl.train import train
 from tests.parity.test_agents import Branching
 from tests.problems import build, config, convolutional, perceptron, tasks
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch, tmp_path):

@@ -24,6 +24,8 @@ from tests.conftest import ROOT
 from tests.fleets import LocalFleet
 
 pytest.importorskip("grpc")
+
+pytestmark = pytest.mark.alone
 SMALL = ["--agents", "3", "--set", "train.epochs=2", "--set", "data.tasks=2"]
 
 

@@ -10,6 +10,8 @@ from tests.faults.peers import EPOCHS, FAULTS, VICTIM, config, outcome, row
 from tests.fleets import LocalFleet
 
 pytest.importorskip("grpc")
+
+pytestmark = pytest.mark.alone
 TOLD = {  # what the record has to say
     "killed": {"lost", "dead", "linked"},
     "restarted": {"lost", "dead", "alive", "joined"},

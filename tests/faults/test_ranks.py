@@ -12,6 +12,8 @@ import pytest
 
 from tests.launching import finished, launched, run, variables
 
+pytestmark = pytest.mark.alone
+
 LONG = ("--method", "codec", "--set", "train.batch=50", "--set", "train.running=loop", "--set", "train.epochs=400")
 TINY = (*LONG[:-2], "--set", "train.epochs=1")
 

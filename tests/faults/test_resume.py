@@ -21,6 +21,8 @@ from tests.conftest import ROOT
 from tests.faults.victim import run
 from tests.problems import CPU, config
 
+pytestmark = pytest.mark.alone
+
 METHODS = ("codec", "codec-full", "d-ewc")
 
 

@@ -19,6 +19,8 @@ from codecl.exchange.members import Rules, Self
 from codecl.exchange.peers import Peers
 from codecl.topology import Topology, TopologyConfig
 
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 Lost = Callable[[int, int, frames.Frame], bool]  # from, to, what
 

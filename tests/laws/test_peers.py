@@ -26,6 +26,8 @@ from codecl.exchange.members import STEPS, Members
 from codecl.exchange.neighbours import Neighbours
 from codecl.topology import Topology, TopologyConfig, healed
 
+pytestmark = pytest.mark.alone
+
 MOST = 1 << 20
 START = bytes(32)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
