@@ -50,7 +50,7 @@ def check(
     def show(sheet: "Sheet") -> None:
         sheets.append(sheet)
         if not as_json:
-            formats.show(sheet, console)
+            formats.show(sheet, console, whole=True)
 
     with console.status("walking"):
         found = list(checks.checked(4 if quick else problems, seeds, steps))

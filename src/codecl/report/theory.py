@@ -21,12 +21,11 @@ def bounds(title: str, found: Sequence[Checked]) -> Sheet:
         Column("holds in", [f"{sum(row.holds for row in rows)} of {len(rows)}" for rows in groups.values()]),
         Column("left", [_number(row.left) for row in nearest]),
         Column("right", [_number(row.right) for row in nearest]),
-        Column("right / left", [_number(row.margin) for row in nearest]),
-        Column("printed right", [_number(row.printed) for row in nearest]),
-        Column("printed holds in", [_of(rows) for rows in printed]),
-        Column("in", [row.case for row in nearest], words=True, fold=True),
+        Column("ratio", [_number(row.margin) for row in nearest]),
+        Column("printed", [_number(row.printed) for row in nearest]),
+        Column("it holds in", [_of(rows) for rows in printed]),
     ]
-    note = "left, right: of the case where they are nearest. printed: the paper's right side."
+    note = "left, right: of the case where they are nearest (ratio: right / left). printed: the paper's right side."
     return Sheet(title, columns, note, [_record(row) for row in found])
 
 
