@@ -6,7 +6,8 @@ BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # a browser for the tests of the report page: one that is there, or Debian's where we may install it
-BROWSER = command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq chromium >/dev/null 2>&1; }
+BROWSER = command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && apt-get install -y -qq chromium >/dev/null 2>&1; }
 
 .PHONY: demo test quick long lint clean
 
