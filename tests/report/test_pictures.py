@@ -123,7 +123,11 @@ def test_a_link_bends_around_an_agent_in_its_way():
 @pytest.mark.parametrize("agents", [4, 16, 64])
 def test_large_networks(tmp_path, agents):
     edges = [(i, (i + hop) % agents, 1000) for i in range(agents) for hop in (1, 2)]
-    write(Network("a", "A", ".", grid(agents), edges), tmp_path / "grid")
+    figure = Network("a", "A", ".", grid(agents), edges)
+    write(figure, tmp_path / "grid")
+    (axes,) = draw(figure).axes
+    assert {str(agent) for agent in range(agents)} <= {text.get_text() for text in axes.texts}
+    assert len(axes.patches) == len({frozenset(edge[:2]) for edge in edges}), "what goes both ways is one line"
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):

@@ -27,6 +27,19 @@ Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds, a comma list 
 PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="See `codecl presets`.")]
 
 
+def group(name: str, about: str) -> typer.Typer:
+    """Commands under one name, which alone shows what there is."""
+    commands = typer.Typer(help=about, rich_markup_mode=None)
+    app.add_typer(commands, name=name)
+
+    @commands.callback(invoke_without_command=True)
+    def start(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return commands
+
+
 def console_for(to_stderr: bool) -> "Console":
     from rich.console import Console
 

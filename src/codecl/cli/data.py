@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import app, console_for
+from codecl.cli.common import console_for, group
 from codecl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -17,17 +17,10 @@ if TYPE_CHECKING:
     from codecl.data.adding import Kept
     from codecl.data.fetching import Bar
 
-data = typer.Typer(help="Data sets: what there is, download, take in, check.", rich_markup_mode=None)
-app.add_typer(data, name="data")
+data = group("data", "Data sets: what there is, download, take in, check.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="See `codecl data list`.")]
 Again = Annotated[bool, typer.Option("--again", help="Replace what is there.")]
-
-
-@data.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @data.command("list")

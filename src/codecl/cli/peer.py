@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import Out, PresetName, Settings, app, console_for
+from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from codecl.config import RunConfig
     from codecl.fleet import PeersConfig
 
-peer = typer.Typer(help="Agents as peers, each on a machine of its own.", rich_markup_mode=None)
-app.add_typer(peer, name="peer")
+peer = group("peer", "Agents as peers, each on a machine of its own.")
 
 FIRST_PORT, DEGRADED = 7700, 4
 
@@ -27,12 +26,6 @@ Deadline = Annotated[
 Silence = Annotated[str | None, typer.Option("--silence", help="Seconds without a sign of life: an agent is dead.")]
 At = Annotated[list[str] | None, typer.Option("--at", metavar="HOST:PORT", help="Of each agent, in order.")]
 Hosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="The same from a file, a line each.")]
-
-
-@peer.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @peer.command()

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import app, console_for
+from codecl.cli.common import console_for, group
 from codecl.errors import RunFailed
 
 if TYPE_CHECKING:
     from codecl.report.formats import Sheet
 
-theory = typer.Typer(help="The analysis behind it, checked by running it.", rich_markup_mode=None)
-app.add_typer(theory, name="theory")
+theory = group("theory", "The analysis behind it, checked by running it.")
 
 Problems = Annotated[int, typer.Option(min=4, help="Seeded problems; a multiple of 4 has each kind as often.")]
 Seeds = Annotated[int, typer.Option(min=2, help="Noise seeds of each: the bounds are on expectations.")]
@@ -21,12 +20,6 @@ Steps = Annotated[int, typer.Option(min=10, help="Of each walk.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Four problems and shorter rates.")]
 Figures = Annotated[Path, typer.Option("--out", help="Where the two rate figures go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Every case as JSON, nothing else on standard output.")]
-
-
-@theory.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @theory.command()
