@@ -30,7 +30,7 @@ def made(folder: Path) -> None:
 
 
 def settings(agents: int) -> list[str]:
-    fields = {"train.epochs": EPOCHS, "data.tasks": 1, "train.running": "loop", "train.batch": 22}
+    fields = {"train.epochs": EPOCHS, "data.tasks": 1, "train.execution": "loop", "train.batch_size": 22}
     words = [word for field, value in fields.items() for word in ("--set", f"{field}={value}")]
     return ["--agents", str(agents), "--method", "codec", "--set", "data.stream=split(cifar100, 100)", *words]
 
@@ -79,7 +79,7 @@ def memory(process: int) -> dict[str, int]:
 
 
 def load(agents: int, topology: str) -> None:
-    """A fleet of the quickstart, looked at in the middle of its second task."""
+    """A fleet of the quickstart, looked at in the position of its second task."""
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         command = [sys.executable, "-m", "codecl", "peer", "local", "--agents", str(agents), "--topology", topology]

@@ -1,6 +1,7 @@
 """Fixtures and helpers that all tests share."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ if not torch.cuda.is_available():
 
 settings.register_profile("codecl", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("codecl")
+
+# Shells start what runs in the background with SIGINT ignored, and processes inherit that: Ctrl-C is tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # problems here are tiny: more threads only get in each other's way
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import yaml
 
-from codecl import fleet, peer
-from codecl.config import RunConfig
-from codecl.fleet import PeersConfig
-from codecl.local import free_ports
+from codecl.peers import agent as peer
+from codecl.peers import fleet
+from codecl.peers.fleet import PeersConfig
+from codecl.peers.local import free_ports
+from codecl.runs.config import RunConfig
 from tests.conftest import ROOT
 
 CODECL = (sys.executable, "-W", "error", "-m", "codecl")

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from codecl.assemble import BuildExchange, assemble, deal
-from codecl.config import RunConfig, merge, validate
+from codecl.data.task import Task
 from codecl.exchange import Simulated
-from codecl.setup import Setup, State
-from codecl.stream import Task
-from codecl.train import train
+from codecl.runs.build import BuildExchange, assemble, deal
+from codecl.runs.config import RunConfig, merge, validate
+from codecl.train.loop import train
+from codecl.train.state import Setup, State
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def config(**fields: object) -> RunConfig:
         "model": {"name": "own"},
         "data": {"stream": "own"},
         "growth": {"threshold": 0.9, "increment": 0.01, "images": 8},
-        "train": {"epochs": 2, "batch": 4, "rate": 0.05},
+        "train": {"epochs": 2, "batch_size": 4, "lr": 0.05},
     }
     return validate(merge(small, fields))
 

@@ -11,7 +11,7 @@ from codecl.errors import ConfigError, DataError
 from tests.problems import Tied, config, convolutional, perceptron, tasks
 
 SMALL = {
-    "train": {"epochs": 3, "batch": 4, "rate": 0.1},
+    "train": {"epochs": 3, "batch_size": 4, "lr": 0.1},
     "growth": {"threshold": 0.9, "images": 12},
     "dtype": "float64",
 }
@@ -125,10 +125,10 @@ def test_a_graph_of_ones_own(tmp_path):
 
 def test_load_gives_a_preset_run_back_without_the_users_module(tmp_path):
     from codecl import api
-    from codecl.assemble import tasks_of
-    from codecl.config import preset, resolve
+    from codecl.runs.build import tasks_of
+    from codecl.runs.config import preset, resolve
 
-    settings = resolve(preset("quickstart"), {"train": {"epochs": 1, "batch": 50}, "agents": 2})
+    settings = resolve(preset("quickstart"), {"train": {"epochs": 1, "batch_size": 50}, "agents": 2})
     result = api.run(settings, out=tmp_path)
     module = codecl.load(result.folder, 4)
     images, labels = tasks_of(settings)[4].test
@@ -154,13 +154,13 @@ def test_load_refuses_a_model_that_is_not_the_runs(tmp_path):
 
 def test_load_of_a_users_model_file_notices_other_code(tmp_path, monkeypatch):
     from codecl import api
-    from codecl.config import preset, resolve
     from codecl.registry import _module_of_file
+    from codecl.runs.config import preset, resolve
 
     monkeypatch.chdir(tmp_path)
     text = "from torch.nn import *\ndef net(shape, classes): return Sequential(Flatten(), Linear(784, classes))\n"
     (tmp_path / "net.py").write_text(text)
-    fields = {"model": {"name": "net.py:net"}, "train": {"epochs": 1, "batch": 100}, "agents": 2}
+    fields = {"model": {"name": "net.py:net"}, "train": {"epochs": 1, "batch_size": 100}, "agents": 2}
     result = api.run(resolve(preset("quickstart"), fields), out=tmp_path / "runs")
     assert codecl.load(result.folder, 1)[1].out_features == 10
     (tmp_path / "net.py").write_text(text + "# edited\n")
@@ -188,7 +188,7 @@ def test_load_says_what_is_missing(tmp_path):
         ({"agents": 0}, "agents: 0 is not allowed"),
         ({"growth": {"threshold": 1.5}}, r"growth.threshold: 1.5 is not allowed: it should be less than or equal to 1"),
         ({"growth": {"images": (1, 2, 3)}}, "growth.images: 3 numbers for 2 layers"),
-        ({"train": {"rat": 0.1}}, "train.rat: there is no such field, did you mean 'rate'"),
+        ({"train": {"lrr": 0.1}}, "train.lrr: there is no such field, did you mean 'lr'"),
         ({"method": "d-ewq"}, "method: 'd-ewq' is unknown, did you mean 'd-ewc'"),
         (
             {"method": "codec", "dtype": "float16"},

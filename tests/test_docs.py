@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from codecl.record import find_runs, read_metrics
 from codecl.report.formats import PLAIN
 from codecl.report.table import sheet
+from codecl.runs.record import find_runs, read_metrics
 from tests.conftest import ROOT
 
 EXTEND = (ROOT / "docs" / "extend.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", EXTEND, re.S))
 COMMANDS = re.findall(r"^\$ (codecl .*)$", EXTEND, re.M)
-TINY = ["--set", "train.epochs=1", "--set", "train.batch=50"]
+TINY = ["--set", "train.epochs=1", "--set", "train.batch_size=50"]
 
 
 def run(command, cwd):

@@ -32,7 +32,7 @@ def test_the_wheel_holds_images_notice_presets_and_licence(wheel):
     for needed in (
         "data/quickstart.npz",
         "data/NOTICE.md",
-        "presets/quickstart.yaml",
+        "runs/presets/quickstart.yaml",
         "report/table1.csv",
         "report/assets/echarts.min.js",
         "report/assets/page.html",

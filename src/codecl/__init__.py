@@ -21,13 +21,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from codecl.api import Result, fit, load
+    from codecl.api import Result, fit
+    from codecl.data.streams import STREAMS
+    from codecl.data.task import Task
     from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
+    from codecl.exchange.topology import TOPOLOGIES
     from codecl.methods import METHODS, Method, TaskEnd
     from codecl.models import MODELS
-    from codecl.stream import Task
-    from codecl.streams import STREAMS
-    from codecl.topology import TOPOLOGIES
+    from codecl.runs.model import load
 
 _HOMES = {
     "CodeclError": "errors",
@@ -36,14 +37,14 @@ _HOMES = {
     "RunFailed": "errors",
     "METHODS": "methods",
     "MODELS": "models",
-    "STREAMS": "streams",
-    "TOPOLOGIES": "topology",
+    "STREAMS": "data.streams",
+    "TOPOLOGIES": "exchange.topology",
     "Method": "methods",
     "Result": "api",
-    "Task": "stream",
+    "Task": "data.task",
     "TaskEnd": "methods",
     "fit": "api",
-    "load": "api",
+    "load": "runs.model",
 }
 
 

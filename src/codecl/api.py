@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import networkx as nx
-import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl import extend, norms, record, resume, running, stream
-from codecl import topology as topologies
-from codecl.agents import Running
-from codecl.assemble import assemble, build_model, computing, deal, device_of, own_copy, seeded
-from codecl.config import RunConfig, difference, merge, parse, validate
-from codecl.errors import CodeclError, ConfigError, DataError
-from codecl.events import Event
+from codecl.data import task as stream
+from codecl.data.task import Task
+from codecl.errors import ConfigError
 from codecl.exchange import digest
-from codecl.exchange.ranks import Ranks, joined
+from codecl.exchange import topology as topologies
+from codecl.exchange.cluster.ranks import Ranks, joined
+from codecl.exchange.topology import Graph
 from codecl.methods import METHODS, Method
-from codecl.models import MODELS
-from codecl.registry import code_digest, source_digest
-from codecl.setup import Setup, State
-from codecl.stream import Task
-from codecl.topology import Graph
+from codecl.registry import code_digest
+from codecl.runs import extend, record, resume
+from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
+from codecl.runs.config import RunConfig, difference, merge, parse, validate
+from codecl.runs.model import load
+from codecl.train import execution
+from codecl.train.agents import Execution
+from codecl.train.events import Event
+from codecl.train.state import Setup, State
 
 OnEvent = Callable[[Event], None]
 
@@ -157,7 +157,7 @@ def run(
         folder, place = record.folder_of(config, out), here.device
         dealt = deal(config, tasks, place)
         module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
-        done = here.told(lambda: record.recorded(folder, config))
+        done = here.broadcast(lambda: record.recorded(folder, config))
         if done is not None and not again:
             return Result(done, folder, False, module)
         with computing(place), seeded(config.seed, "trial", place):
@@ -166,7 +166,7 @@ def run(
         finished = False
         try:
             with computing(place):
-                setup = setup._replace(running=_running(book, config, setup, state, here))
+                setup = setup._replace(execution=_running(book, config, setup, state, here))
                 with closing(resume.events(book, setup, state, here)) as events:
                     for event in events:
                         if on_event is not None:
@@ -174,12 +174,12 @@ def run(
             finished = True
         finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
             results = book.close("complete" if finished else "partial")
-        return Result(here.told(lambda: results), folder, True, module)
+        return Result(here.broadcast(lambda: results), folder, True, module)
 
 
 def _check_ranks(config: RunConfig, here: Ranks) -> None:
     """Every process makes the same call: other data, settings or initial weights at one of them would spoil the run."""
-    leading = parse(here.told(lambda: config.model_dump(mode="json")))
+    leading = parse(here.broadcast(lambda: config.model_dump(mode="json")))
     if leading.decisive() != config.decisive():
         others = "; ".join(difference(leading, config)[:3])
         raise ConfigError(
@@ -190,10 +190,10 @@ def _check_ranks(config: RunConfig, here: Ranks) -> None:
 
 def _book(
     folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None
-) -> record.Record | resume.Elsewhere:
+) -> record.Record | resume.NullWriter:
     """The run folder, open for writing where this process leads."""
-    if not here.leads:
-        return resume.Elsewhere(config)
+    if not here.is_main:
+        return resume.NullWriter(config)
     if after is not None and (again or not (folder / "checkpoint").exists()):
         extend.begin(after, folder, config, setup)
     labels = record.labels_of(config, len(setup.tasks))
@@ -205,69 +205,26 @@ def _book(
 
 
 def _running(
-    book: record.Record | resume.Elsewhere, config: RunConfig, setup: Setup, state: State, here: Ranks
-) -> Running:
+    book: record.Record | resume.NullWriter, config: RunConfig, setup: Setup, state: State, here: Ranks
+) -> Execution:
     """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
     recorded."""
 
-    def choose() -> running.Choice:
+    def choose() -> execution.Choice:
         for fact in book.facts:
             if fact["kind"] == "run":
-                return running.Choice(fact["running"], fact["ms_per_step"], fact["measured"])
-        if config.train.running != "auto":
-            return running.Choice(setup.running, {}, False)
+                return execution.Choice(fact["execution"], fact["ms_per_step"], fact["measured"])
+        if config.train.execution != "auto":
+            return execution.Choice(setup.execution, {}, False)
         with seeded(config.seed, "trial", here.device):
-            return running.choose(setup, state)
+            return execution.choose(setup, state)
 
-    choice = running.Choice(*here.told(choose))
-    if here.leads and not book.facts:
+    choice = execution.Choice(*here.broadcast(choose))
+    if here.is_main and not book.facts:
         facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
         ranks = {"exchange": here.name, "ranks": here.size}
         book.fact({"kind": "run", **book.labels, **facts, **ranks, **choice._asdict()})
-    return choice.running
-
-
-def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:
-    """The module of a run with the head of `task` (from 0), ready for inference. `model`: yours, if the run's was."""
-    path = Path(folder)
-    config = record.read_config(path)
-    if model is None:
-        model = _recorded_model(path, config)
-    body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
-    if not body.is_file() or not own.is_file():
-        raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
-    module = own_copy(model).to(getattr(torch, config.dtype))
-    known, of_task = dict(module.named_parameters()), load_file(own)
-    statistics = {name: of_task.pop(name) for name in list(of_task) if norms.is_statistic(name)}
-    for name, value in {**load_file(body), **of_task}.items():
-        compared = slice(1, None) if name in of_task else slice(None)  # a head may have another number of classes
-        if name not in known or known[name].shape[compared] != value.shape[compared]:
-            raise ConfigError(
-                f"{path}: the model does not fit this run at {name!r}; pass the one that it was made with"
-            )
-        known[name].data = value  # in place: layers that share a parameter go on sharing it
-        part = module.get_submodule(name.rpartition(".")[0])
-        if isinstance(part, nn.Linear):
-            part.out_features = part.weight.shape[0]
-    norms.put(module, statistics)
-    return module.eval()
-
-
-def _recorded_model(path: Path, config: RunConfig) -> nn.Module:
-    """The model that a config names, if it can still be built and its code is what it was."""
-    if config.model.name == "own":
-        raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")
-    try:
-        code = source_digest("model", MODELS, config.model.name)
-        first = record.read_tasks(path)[0]
-        model = build_model(config, first["shape"], first["classes"])
-    except CodeclError as error:
-        raise ConfigError(f"{path}: {error}; or pass the model: codecl.load(run, task, model)") from error
-    if code != config.sources.get("model"):
-        raise ConfigError(
-            f"{path}: {config.model.name} has changed since; pass the model: codecl.load(run, task, model)"
-        )
-    return model
+    return choice.execution
 
 
 def _digest(tasks: Sequence[Task]) -> str:

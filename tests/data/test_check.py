@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl.data.catalogue import CATALOGUE, Entry
-from codecl.data.check import judge
 from codecl.data.digest import content
 from codecl.data.store import PARTS, ImageSet
+from codecl.data.verify import judge
 from tests.data.canonical import arrays
 
 

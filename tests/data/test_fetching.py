@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codecl.data import fetching, store
+from codecl.data import fetch as fetching
+from codecl.data import store
 from codecl.data.catalogue import CATALOGUE, File
 from codecl.errors import DataError
 from tests.data import canonical

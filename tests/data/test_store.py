@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from codecl.data import adding, files, store
+from codecl.data import add as adding
+from codecl.data import files, store
 from codecl.data.readers import Ask
 from codecl.errors import ConfigError, DataError
 from tests.data import canonical

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from codecl.data import unpickle
+from codecl.data.readers import unpickle
 from codecl.errors import DataError
 from tests.data.canonical import python2_pickle
 

@@ -8,7 +8,7 @@ import sys
 import threading
 
 from codecl.cli import main
-from codecl.exchange.links import Links
+from codecl.peers.links import Links
 from tests.faults.peers import HASTY
 
 PART = 0.05

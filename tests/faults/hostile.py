@@ -12,9 +12,8 @@ from pathlib import Path
 
 import grpc
 
-from codecl import fleet
-from codecl.exchange import links
-from codecl.fleet import name_of
+from codecl.peers import fleet, links
+from codecl.peers.fleet import name_of
 
 
 class Caller:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl.config import RunConfig, preset, resolve
-from codecl.fleet import PeersConfig
+from codecl.peers.fleet import PeersConfig
+from codecl.runs.config import RunConfig, preset, resolve
 from codecl.seeding import choose
 from tests.fleets import LocalFleet
 

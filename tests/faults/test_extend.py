@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import codecl
-from codecl import extend
-from codecl.config import preset, resolve
 from codecl.data import store
 from codecl.errors import ConfigError, DataError
-from codecl.record import read_config
-from tests.commands.test_cli import TINY, failed
+from codecl.runs import extend
+from codecl.runs.config import preset, resolve
+from codecl.runs.record import read_config
+from tests.cli.test_cli import TINY, failed
 from tests.data.canonical import arrays
 from tests.faults.test_resume import numbers, same
 from tests.faults.victim import module
@@ -20,7 +20,14 @@ from tests.problems import tasks
 MORE = {
     "data": {"augment": "crop-flip"},
     "growth": {"threshold": 0.9, "images": 8},
-    "train": {"epochs": 3, "batch": 4, "rate": 0.02, "momentum": 0.9, "norm_statistics": "task", "running": "loop"},
+    "train": {
+        "epochs": 3,
+        "batch_size": 4,
+        "lr": 0.02,
+        "momentum": 0.9,
+        "norm_statistics": "task",
+        "execution": "loop",
+    },
 }
 
 
@@ -110,7 +117,7 @@ def test_streams_come_one_after_another(tmp_path, monkeypatch):
 def test_the_command(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("CODECL_DATA", str(tmp_path / "data"))
     store.write("notmnist", arrays("notmnist", 400, 100))
-    tiny = (*TINY, "--method", "codec", "--quiet", "--set", "train.running=loop")
+    tiny = (*TINY, "--method", "codec", "--quiet", "--set", "train.execution=loop")
     assert cli("run", *tiny, "--set", "data.tasks=1", cwd=tmp_path).returncode == 0
     (first,) = (path.parent for path in tmp_path.rglob("metrics.json"))
     done = cli("extend", str(first), "--task", "next", "--json", "--quiet", cwd=tmp_path)

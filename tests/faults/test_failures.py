@@ -9,10 +9,10 @@ from torch import nn
 import codecl
 from codecl.errors import RunFailed
 from codecl.exchange import Simulated, digest
-from codecl.train import train
+from codecl.train.loop import train
 from tests.problems import build, config, perceptron, tasks
 
-SMALL = {"train": {"epochs": 2, "batch": 4, "rate": 0.1}, "dtype": "float64"}
+SMALL = {"train": {"epochs": 2, "batch_size": 4, "lr": 0.1}, "dtype": "float64"}
 
 
 class Damaging(Simulated):
@@ -54,7 +54,7 @@ def test_a_loss_that_is_not_finite_names_task_step_and_agent_and_keeps_the_recor
     stream = tasks()
     images, labels = stream[1].train
     huge = [stream[0], stream[1]._replace(train=(images * 1e200, labels)), stream[2]]
-    with pytest.raises(RunFailed, match=r"task 2 \(t1\), step \d+, agent \d: the loss is (nan|inf); lower train.rate"):
+    with pytest.raises(RunFailed, match=r"task 2 \(t1\), step \d+, agent \d: the loss is (nan|inf); lower train.lr"):
         codecl.fit(unbounded, huge, out=tmp_path, method="dpsgd", **SMALL)
     (folder,) = (path.parent for path in tmp_path.rglob("metrics.json"))
     found = json.loads((folder / "metrics.json").read_text())
@@ -70,9 +70,9 @@ def test_the_step_that_is_named_is_the_first_bad_one():
     bad = 0
 
     class Poisoned(type(setup.tasks[0])):
-        def batch(self, picks):
+        def batch(self, indices):
             nonlocal bad
-            images, labels = super().batch(picks)
+            images, labels = super().batch(indices)
             bad += 1
             if bad == 5:
                 images[2] = torch.nan
@@ -84,7 +84,7 @@ def test_the_step_that_is_named_is_the_first_bad_one():
 
 
 def test_growth_on_inputs_that_are_not_finite_is_refused():
-    from codecl import growth
+    from codecl.space import growth
 
     free = {"fc": [torch.eye(3, dtype=torch.float64)]}
     bad = {"fc/0": (torch.full((3, 3), torch.nan, dtype=torch.float64), torch.tensor(1.0).double())}
@@ -115,9 +115,9 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     module = perceptron()
     again = codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
     (again.folder / "config.yaml").write_text(
-        (again.folder / "config.yaml").read_text().replace("batch: 4", "batch: 5")
+        (again.folder / "config.yaml").read_text().replace("batch_size: 4", "batch_size: 5")
     )
-    with pytest.raises(ConfigError, match=r"holds a run with another config \(train.batch: 5, 4\)"):
+    with pytest.raises(ConfigError, match=r"holds a run with another config \(train.batch_size: 5, 4\)"):
         codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
     (again.folder / "config.yaml").unlink()
     with pytest.raises(ConfigError, match="is not a run folder"):

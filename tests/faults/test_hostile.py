@@ -24,15 +24,17 @@ pytest.importorskip("grpc")
 
 import grpc
 
-from codecl import certificates, fleet, peer
-from codecl.config import validate
-from codecl.exchange import charts, frames, links, mailbox
-from codecl.exchange.charts import Archive
-from codecl.exchange.frames import BadFrame, Kind
-from codecl.exchange.mailbox import Mailbox
-from codecl.exchange.members import Rules
-from codecl.exchange.saying import QUIET_S, Saying
-from codecl.fleet import PeersConfig, name_of, topology_of
+from codecl.peers import agent as peer
+from codecl.peers import certificates, fleet, frames, links
+from codecl.peers import history as charts
+from codecl.peers import node as mailbox
+from codecl.peers.fleet import PeersConfig, name_of, topology_of
+from codecl.peers.frames import BadFrame, Kind
+from codecl.peers.history import Archive
+from codecl.peers.log import QUIET_S, RateLimitedLog
+from codecl.peers.membership import Rules
+from codecl.peers.node import Mailbox
+from codecl.runs.config import validate
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, free_port, variables
 
@@ -76,7 +78,7 @@ class Spied(Mailbox):
         super().heard(peer, data)
 
     def at_work(self, past, connect):
-        """In the middle of the second task, where the chart has SIZE numbers."""
+        """In the position of the second task, where the chart has SIZE numbers."""
         self.step, self.size = STEP, SIZE
         self.open(past, 3, MOST, connect)
         return self
@@ -87,7 +89,7 @@ def quick():
     """Whoever is turned away may come again soon: tests should not wait."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(links, "RETRY_S", 0.01)
-        patch.setattr(links, "MOST_RETRY_S", 0.02)
+        patch.setattr(links, "MAX_RETRY_S", 0.02)
         patch.setattr(links, "GRPC_SLACK", 3 << 20)
         yield
 
@@ -124,7 +126,7 @@ def victim(boxes, caplog):
     goes_on(boxes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    box.links._say, box._say = Saying(links.log), Saying(links.log)
+    box.links._say, box._say = RateLimitedLog(links.log), RateLimitedLog(links.log)
     yield box
     goes_on(boxes)
 
@@ -517,7 +519,7 @@ def test_a_good_neighbour_dials_again_after_a_frame_that_did_not_fit(victim, box
 
 def test_who_sent_what_does_not_fit_has_to_wait(victim, members, monkeypatch):
     with linked(members, victim) as caller:
-        monkeypatch.setattr(links, "MOST_RETRY_S", 60)
+        monkeypatch.setattr(links, "MAX_RETRY_S", 60)
         caller.send(b"spoiled")
         caller.code()
         until(lambda: HOSTILE not in victim.links.up)
@@ -641,9 +643,9 @@ def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(members)
                 box.encoded(Kind.BEAT)  # it can still speak
         assert min(counts["heard"], counts["refused"]) > 3000
         assert 1 <= len(box.rows[HOSTILE]) <= 2 * box.ahead
-        assert 1 <= len(box.sums) <= mailbox.MOST_SUMS
-        assert 1 <= len(box.arrived) <= mailbox.MOST_CHARTS
-        assert 1 <= len(box.notes) <= mailbox.MOST_NOTES
+        assert 1 <= len(box.sums) <= mailbox.MAX_SUMS
+        assert 1 <= len(box.arrived) <= mailbox.MAX_CHARTS
+        assert 1 <= len(box.notes) <= mailbox.MAX_NOTES
         assert {agent for agent, rows in box.rows.items() if rows} == {HOSTILE} == set(box.where) == set(box.bytes)
         assert len(box._told) < 10
         assert (box.archive.ids, box.at) == (past, (1, STEP))
@@ -668,9 +670,9 @@ def test_notes_that_nobody_takes_are_bounded(members):
     """A neighbour that comes and goes while a long epoch is trained."""
     box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
     try:
-        for _ in range(mailbox.MOST_NOTES):
+        for _ in range(mailbox.MAX_NOTES):
             box.link_changed(HOSTILE, True, "")
             box.link_changed(HOSTILE, False, "it closed the link")
-        assert len(box.notes) == mailbox.MOST_NOTES
+        assert len(box.notes) == mailbox.MAX_NOTES
     finally:
         box.close()

@@ -14,7 +14,16 @@ from tests.launching import finished, launched, run, variables
 
 pytestmark = pytest.mark.alone
 
-LONG = ("--method", "codec", "--set", "train.batch=50", "--set", "train.running=loop", "--set", "train.epochs=400")
+LONG = (
+    "--method",
+    "codec",
+    "--set",
+    "train.batch_size=50",
+    "--set",
+    "train.execution=loop",
+    "--set",
+    "train.epochs=400",
+)
 TINY = (*LONG[:-2], "--set", "train.epochs=1")
 
 
@@ -23,7 +32,7 @@ def lines(done):
 
 
 def training(folder, process):
-    """Wait until a run is in the middle of it."""
+    """Wait until a run is in the position of it."""
     while process.poll() is None:
         for path in folder.rglob("events.jsonl"):
             if path.read_text().count('"epoch", ') > 1:
@@ -92,12 +101,12 @@ def test_an_error_of_one_rank_is_the_error_of_all(tmp_path):
     done = run(2, command, tmp_path)
     assert [code for code, *_ in done] == [2, 2]
     (line,) = lines(done)
-    assert "holds a run with another config (train.batch: 40, 50)" in line
+    assert "holds a run with another config (train.batch_size: 40, 50)" in line
     assert line.endswith("(rank 0 of 2)")
 
 
 def test_a_loss_that_is_not_finite_is_said_once(tmp_path):
-    done = run(2, ["-m", "codecl", "run", *TINY, "--set", "train.rate=1e300"], tmp_path)
+    done = run(2, ["-m", "codecl", "run", *TINY, "--set", "train.lr=1e300"], tmp_path)
     assert [code for code, *_ in done] == [1, 1]
     (line,) = lines(done)
     assert "the loss is nan" in line or "the loss is inf" in line

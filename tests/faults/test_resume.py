@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 import codecl
-from codecl import checkpoint
-from codecl.checkpoint import CheckpointConfig
 from codecl.errors import ConfigError, RunFailed
+from codecl.runs import checkpoint
+from codecl.runs.checkpoint import CheckpointConfig
 from tests.conftest import ROOT
 from tests.faults.victim import run
 from tests.problems import CPU, config
@@ -185,7 +185,7 @@ def test_two_checkpoints_are_kept_and_one_of_a_finished_run(tmp_path):
     finished = run(tmp_path).folder
     (last,) = (finished / "checkpoint").iterdir()
     point = checkpoint.latest(finished / "checkpoint", CPU)
-    assert point.middle is None
+    assert point.position is None
     assert len(point.state.heads) == 3
     assert last.name == str(point.step) == "36"
 

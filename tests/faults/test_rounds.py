@@ -10,14 +10,15 @@ import torch
 
 pytest.importorskip("grpc")
 
-from codecl import topology
-from codecl.exchange import frames, returning
-from codecl.exchange.charts import Archive
-from codecl.exchange.frames import Kind
-from codecl.exchange.mailbox import Row
-from codecl.exchange.members import Rules, Self
-from codecl.exchange.peers import Peers
-from codecl.topology import Topology, TopologyConfig
+from codecl.exchange import topology
+from codecl.exchange.topology import Topology, TopologyConfig
+from codecl.peers import frames
+from codecl.peers import rejoin as returning
+from codecl.peers.exchange import Peers
+from codecl.peers.frames import Kind
+from codecl.peers.history import Archive
+from codecl.peers.membership import Rules, Self
+from codecl.peers.node import Row
 
 pytestmark = pytest.mark.alone
 

@@ -17,5 +17,5 @@ if __name__ == "__main__":
         torch.manual_seed(int(os.environ["RANK"]))
         torch.nn.init.normal_(given[0].weight)
     for seed in (1, 2):
-        result = codecl.fit(given, tasks(1), seed=seed, out=sys.argv[1], train={"epochs": 1, "batch": 4})
+        result = codecl.fit(given, tasks(1), seed=seed, out=sys.argv[1], train={"epochs": 1, "batch_size": 4})
         print("done", seed, result.metrics["status"], flush=True)

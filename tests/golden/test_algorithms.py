@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from codecl.train import train
+from codecl.train.loop import train
 from tests.golden.transcription import algorithm_1, algorithm_2
 from tests.problems import build, config, convolutional, furthest, perceptron, tasks
 
@@ -29,9 +29,9 @@ def compare(setup, state, literal):
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("running", ["stacked", "loop"])
-def test_codec_is_algorithm_1(model, graph, running):
-    settings = config(agents=GRAPHS[graph], topology=graph, train={"running": running})
+@pytest.mark.parametrize("execution", ["stacked", "loop"])
+def test_codec_is_algorithm_1(model, graph, execution):
+    settings = config(agents=GRAPHS[graph], topology=graph, train={"execution": execution})
     module = MODELS[model]()
     setup, state = build(module, tasks(), settings)
     weights, losses, steps = compare(setup, state, algorithm_1(setup, copy.deepcopy(module)))

@@ -24,8 +24,8 @@ def test_the_orders_of_mixing_differ():
 
 @pytest.mark.parametrize("order", ["paper", "adapt-then-combine"])
 def test_momentum_in_coordinates_is_momentum_on_projected_gradients(order):
-    module, common = convolutional(), {"train": {"order": order, "momentum": 0.9, "rate": 0.01}}
+    module, common = convolutional(), {"train": {"order": order, "momentum": 0.9, "lr": 0.01}}
     runs = [list(trajectory(module, tasks(), config(method=m, **common))) for m in ("codec", "codec-full")]
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-9
-    plain = trajectory(module, tasks(), config(train={"order": order, "rate": 0.01}))
+    plain = trajectory(module, tasks(), config(train={"order": order, "lr": 0.01}))
     assert max(furthest(a, b) for a, b in zip(plain, runs[0], strict=True)) > 1e-6

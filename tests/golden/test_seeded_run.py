@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from codecl import api
-from codecl.config import preset, resolve
+from codecl.runs.config import preset, resolve
 
 FILE = Path(__file__).with_name("quickstart.json")
 METHODS = {
@@ -31,7 +31,7 @@ ONE_IMAGE = 100 / 500
 def numbers(name, out):
     """Losses of each epoch and agent, the accuracy matrix, free dimensions and bytes."""
     fields = {**METHODS[name], "dtype": "float64"}
-    fields["train"] = {**fields.get("train", {}), "epochs": 1, "batch": 20}
+    fields["train"] = {**fields.get("train", {}), "epochs": 1, "batch_size": 20}
     events = []
     result = api.run(resolve(preset("quickstart"), fields), out=out, device="cpu", on_event=events.append)
     found = result.metrics

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from codecl.seeding import choose
-from codecl.setup import Setup
+from codecl.train.state import Setup
 
 Weights = dict[str, Tensor]
 
@@ -106,8 +106,8 @@ def algorithm_1(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], 
             x[i].update({name: value.clone() for name, value in fresh.items()})
         xhat = copy.deepcopy(x)
         for epoch in range(setup.train.epochs):
-            eta = setup.train.rate_at(epoch)
-            for images, labels in data.epoch(epoch, range(n), setup.train.batch):  # line 4
+            eta = setup.train.lr_at(epoch)
+            for images, labels in data.epoch(epoch, range(n), setup.train.batch_size):  # line 4
                 new, losses, q = [], [], []
                 for i in range(n):
                     loss, g = gradient(module, x[i], images[i], labels[i])  # line 5
@@ -162,8 +162,8 @@ def algorithm_2(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], 
             x[i].update({name: value.clone() for name, value in fresh.items()})
         xhat = copy.deepcopy(x)
         for epoch in range(setup.train.epochs):
-            eta = setup.train.rate_at(epoch)
-            for images, labels in data.epoch(epoch, range(n), setup.train.batch):  # line 4
+            eta = setup.train.lr_at(epoch)
+            for images, labels in data.epoch(epoch, range(n), setup.train.batch_size):  # line 4
                 new, losses = [], []
                 for i in range(n):
                     loss, g = gradient(module, x[i], images[i], labels[i])
@@ -186,12 +186,12 @@ def algorithm_2(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], 
         x = agreed(setup, x)
         found = {name: torch.zeros_like(value) for name, value in fisher.items()}
         batches = 0
-        for images, labels in data.epoch(-1, range(n), setup.train.batch):  # lines 17 and 22
+        for images, labels in data.epoch(-1, range(n), setup.train.batch_size):  # lines 17 and 22
             batches += 1
             for i in range(n):
                 _, g = gradient(module, x[i], images[i], labels[i])
                 for name in body:
-                    found[name] += setup.train.batch * g[name].square() / n
+                    found[name] += setup.train.batch_size * g[name].square() / n
         t = data.index
         fisher = {name: (fisher[name] * t + found[name] / batches) / (t + 1) for name in body}
         p = choose(setup.seed, t, n)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from codecl import train as module_under_test
-from codecl.assemble import assemble, deal
+from codecl.data.task import Task
 from codecl.models import alexnet, resnet18
-from codecl.replay import Plain
-from codecl.stream import Task
-from codecl.train import open_task, train
+from codecl.runs.build import assemble, deal
+from codecl.train import loop as module_under_test
+from codecl.train.cuda_graph import Plain
+from codecl.train.loop import open_task, train
 from tests.problems import config, convolutional, perceptron, tasks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -25,12 +25,12 @@ def images(count=2, shape=(3, 32, 32)):
     return [Task((some, labels), (some[:40], labels[:40]), 4, mean=(0.5,), std=(0.25,)) for some in pixels]
 
 
-def run(module, stream, settings, device=GPU, running="stacked"):
+def run(module, stream, settings, device=GPU, execution="stacked"):
     """(all parameters of all agents after each epoch, losses, bytes), with the dropout of one seed."""
     setup, state = assemble(settings, module, deal(settings, stream, device), device)
     torch.manual_seed(5)
     found, losses, sent = [], [], []
-    for event in train(setup._replace(running=running), state):
+    for event in train(setup._replace(execution=execution), state):
         if event.kind == "task":
             layout = event.agents.layout
         elif event.kind == "step":
@@ -51,17 +51,20 @@ def plainly(monkeypatch):
     monkeypatch.setattr(module_under_test, "epochs", lambda step, *rest: Plain(step, rest[-1]))
 
 
-@pytest.mark.parametrize("running", ["stacked", "streams"])
+@pytest.mark.parametrize("execution", ["stacked", "streams"])
 @pytest.mark.parametrize("method", ["codec", "codec-full", "dpsgd", "d-ewc"])
-def test_a_captured_step_equals_the_plain_one(method, running, monkeypatch):
+def test_a_captured_step_equals_the_plain_one(method, execution, monkeypatch):
     """Dropout, augmentation, traffic and all."""
     module = alexnet((3, 32, 32), 4)
     settings = config(
-        method=method, dtype="float64", train={"batch": 8, "epochs": 2}, data={"stream": "own", "augment": "crop-flip"}
+        method=method,
+        dtype="float64",
+        train={"batch_size": 8, "epochs": 2},
+        data={"stream": "own", "augment": "crop-flip"},
     )
-    ours = run(module, images(), settings, running=running)
+    ours = run(module, images(), settings, execution=execution)
     plainly(monkeypatch)
-    plain = run(module, images(), settings, running=running)
+    plain = run(module, images(), settings, execution=execution)
     assert furthest(ours, plain) < 1e-9
     assert ours[2] == plain[2]
 
@@ -69,19 +72,19 @@ def test_a_captured_step_equals_the_plain_one(method, running, monkeypatch):
 def test_a_captured_step_with_kernels_equals_the_plain_one(monkeypatch):
     """The way that a user gets: float32, kernels, weights built beside, dropout."""
     module = alexnet((3, 32, 32), 4)
-    settings = config(dtype="float32", train={"batch": 8, "epochs": 1, "precision": "highest", "rate": 0.01})
+    settings = config(dtype="float32", train={"batch_size": 8, "epochs": 1, "precision": "highest", "lr": 0.01})
     ours = run(module, images(), settings)
     plainly(monkeypatch)
     assert furthest(ours, run(module, images(), settings)) < 1e-4
 
 
-@pytest.mark.parametrize("running", ["stacked", "streams", "loop"])
+@pytest.mark.parametrize("execution", ["stacked", "streams", "loop"])
 @pytest.mark.parametrize("model", [perceptron, convolutional])
 @pytest.mark.parametrize("method", ["codec", "d-ewc"])
-def test_a_gpu_equals_a_cpu(model, method, running):
+def test_a_gpu_equals_a_cpu(model, method, execution):
     module = model()
-    here = run(module, tasks(), config(method=method), CPU, running)
-    there = run(module, tasks(), config(method=method), GPU, running)
+    here = run(module, tasks(), config(method=method), CPU, execution)
+    there = run(module, tasks(), config(method=method), GPU, execution)
     assert furthest(here, there) < 1e-9
 
 
@@ -96,10 +99,10 @@ def test_kernels_are_as_exact_as_pytorchs_own_layers(model, precision):
         ("float32", "loop", precision),
         ("float32", "stacked", precision),
     ):
-        settings = config(dtype=dtype, train={"batch": 16, "precision": kind})
+        settings = config(dtype=dtype, train={"batch_size": 16, "precision": kind})
         setup, state = assemble(settings, module, deal(settings, images(1), GPU), GPU)
-        agents = open_task(setup._replace(running=how), state, setup.tasks[0])
-        batch = setup.tasks[0].batch(setup.tasks[0].picks(0, range(4), 16)[0].to(GPU))
+        agents = open_task(setup._replace(execution=how), state, setup.tasks[0])
+        batch = setup.tasks[0].batch(setup.tasks[0].indices(0, range(4), 16)[0].to(GPU))
         found[dtype, how] = agents.gradient(agents.layout.start().repeat(4, 1), *batch)[1]
     exact = found["float64", "loop"]
     own, ours = (  # the median agent: a ReLU at its kink may turn over in one of them
@@ -109,14 +112,16 @@ def test_kernels_are_as_exact_as_pytorchs_own_layers(model, precision):
     assert ours < max(2 * own, least)
 
 
-@pytest.mark.parametrize("running", ["stacked", "streams"])
+@pytest.mark.parametrize("execution", ["stacked", "streams"])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_in_an_epoch_waits_for_the_device(running):
-    settings = config(dtype="float32", train={"batch": 8, "epochs": 3}, data={"stream": "own", "augment": "crop-flip"})
+def test_nothing_in_an_epoch_waits_for_the_device(execution):
+    settings = config(
+        dtype="float32", train={"batch_size": 8, "epochs": 3}, data={"stream": "own", "augment": "crop-flip"}
+    )
     setup, state = assemble(settings, alexnet((3, 32, 32), 4), deal(settings, images(1), GPU), GPU)
     steps = 0
     try:
-        for event in train(setup._replace(running=running), state):
+        for event in train(setup._replace(execution=execution), state):
             steps += event.kind == "step"
             torch.cuda.set_sync_debug_mode("error" if event.kind == "step" and steps % 5 else "default")
     finally:
@@ -150,9 +155,9 @@ def test_what_cannot_be_captured_runs_step_by_step():
 
 
 def test_many_agents_share_streams():
-    settings = config(agents=40, train={"batch": 4, "epochs": 1})
+    settings = config(agents=40, train={"batch_size": 4, "epochs": 1})
     module = convolutional()
-    ours, loop = (run(module, tasks(1, images=160), settings, running=how) for how in ("streams", "loop"))
+    ours, loop = (run(module, tasks(1, images=160), settings, execution=how) for how in ("streams", "loop"))
     assert furthest(ours, loop) < 1e-9
 
 
@@ -161,6 +166,6 @@ def test_a_model_whose_norms_are_its_own_is_stacked_without_kernels():
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(3600, 4)
     )
-    settings = config(dtype="float32", train={"batch": 8, "epochs": 1, "precision": "highest", "rate": 0.01})
-    ours, loop = (run(module, images(1), settings, running=how) for how in ("stacked", "loop"))
+    settings = config(dtype="float32", train={"batch_size": 8, "epochs": 1, "precision": "highest", "lr": 0.01})
+    ours, loop = (run(module, images(1), settings, execution=how) for how in ("stacked", "loop"))
     assert furthest(ours, loop) < 1e-4

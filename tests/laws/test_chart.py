@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from codecl import chart as charts
+from codecl.space import chart as charts
 
 TIGHT = {"rtol": 0, "atol": 1e-10}
 

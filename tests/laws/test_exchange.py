@@ -5,12 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codecl import topology
 from codecl.errors import ConfigError
-from codecl.exchange import Simulated, digest
-from codecl.exchange.cluster import blocks
-from codecl.exchange.wire import forms, packed, unpacked
-from codecl.topology import TOPOLOGIES, TopologyConfig
+from codecl.exchange import Simulated, digest, topology
+from codecl.exchange.cluster.exchange import blocks
+from codecl.exchange.cluster.wire import forms, packed, unpacked
+from codecl.exchange.topology import TOPOLOGIES, TopologyConfig
 
 
 def simulated(name, agents):
@@ -39,10 +38,10 @@ def test_a_round_is_the_weighted_sum_of_what_neighbours_sent(name):
 def test_a_pool_is_the_sum_over_all_agents_each_sending_once(name, root, seed):
     _, exchange = simulated(name, 8)
     parts = [{"a": random(seed + i, 2), "b": random(seed - i - 1, 1, 3)} for i in range(8)]
-    pooled = exchange.pool(root, parts)
+    reduced = exchange.reduce(root, parts)
     for key in ("a", "b"):
-        torch.testing.assert_close(pooled[key], sum(part[key] for part in parts), rtol=0, atol=1e-12)
-    assert exchange.traffic.take("pool") == {"messages": 2 * 7, "bytes": 7 * 5 * 8}
+        torch.testing.assert_close(reduced[key], sum(part[key] for part in parts), rtol=0, atol=1e-12)
+    assert exchange.traffic.take("reduce") == {"messages": 2 * 7, "bytes": 7 * 5 * 8}
 
 
 @given(st.sampled_from(["ring", "torus", "star", "exponential"]), st.integers(0, 7))

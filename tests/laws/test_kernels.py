@@ -10,11 +10,11 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs Triton, which has no build for this system")
 
-from codecl import kernels
-from codecl.assemble import assemble, deal
-from codecl.kernels import conv, norm
-from codecl.precision import multiplying
-from codecl.train import train
+from codecl.runs.build import assemble, deal
+from codecl.train import kernels
+from codecl.train.kernels import conv, norm
+from codecl.train.loop import train
+from codecl.train.precision import multiplying
 from tests.problems import config, furthest, tasks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -183,7 +183,7 @@ def test_training_with_kernels_follows_training_without(method, monkeypatch):
     runs = []
     for wanted in (True, False):
         monkeypatch.setattr(kernels, "available", lambda *_, wanted=wanted: wanted)
-        settings = config(dtype="float32", method=method, train={"precision": "highest", "epochs": 1, "rate": 0.02})
+        settings = config(dtype="float32", method=method, train={"precision": "highest", "epochs": 1, "lr": 0.02})
         setup, state = assemble(settings, net(), deal(settings, tasks(2), DEVICE), DEVICE)
         steps = []
         for event in train(setup, state):

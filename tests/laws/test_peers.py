@@ -18,13 +18,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("grpc")
 
-from codecl import peer, seeding, topology
-from codecl.exchange import charts, frames, links, members
-from codecl.exchange.charts import Archive, Chart
-from codecl.exchange.frames import BadFrame, Kind
-from codecl.exchange.members import STEPS, Members
-from codecl.exchange.neighbours import Neighbours
-from codecl.topology import Topology, TopologyConfig, healed
+from codecl import seeding
+from codecl.exchange import topology
+from codecl.exchange.topology import Topology, TopologyConfig, healed
+from codecl.peers import agent as peer
+from codecl.peers import frames, links
+from codecl.peers import history as charts
+from codecl.peers import membership as members
+from codecl.peers.frames import BadFrame, Kind
+from codecl.peers.history import Archive, Chart
+from codecl.peers.membership import STEPS, Members
+from codecl.peers.neighbours import Neighbours
 
 pytestmark = pytest.mark.alone
 
@@ -544,9 +548,9 @@ def test_what_a_neighbour_does_not_take_is_bounded():
     for number in range(10):
         link.put(b"%d" % number, may_drop=True)
     assert [data for data, _ in link._out] == [b"6", b"7", b"8", b"9"]
-    for _ in range(links.MOST_WAITING - 4):
+    for _ in range(links.MAX_WAITING - 4):
         link.put(b"", may_drop=False)
-    assert (link.open, link.waiting) == (True, links.MOST_WAITING - 4)
+    assert (link.open, link.waiting) == (True, links.MAX_WAITING - 4)
     link.put(b"", may_drop=False)
     assert (link.open, link.waiting, link.why) == (False, 0, "it takes nothing")
     assert list(link.frames()) == []

@@ -7,10 +7,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from codecl import topology
 from codecl.errors import ConfigError
-from codecl.exchange import Simulated
-from codecl.topology import TOPOLOGIES, Topology, TopologyConfig
+from codecl.exchange import Simulated, topology
+from codecl.exchange.topology import TOPOLOGIES, Topology, TopologyConfig
 
 
 def named(name, agents, **fields):

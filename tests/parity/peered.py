@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from codecl import fleet, peer
-from codecl.exchange import returning
-from codecl.exchange.charts import Archive
-from codecl.exchange.members import Rules
-from codecl.exchange.peers import Peers
+from codecl.peers import agent as peer
+from codecl.peers import fleet
+from codecl.peers import rejoin as returning
+from codecl.peers.exchange import Peers
+from codecl.peers.history import Archive
+from codecl.peers.membership import Rules
 from tests.parity.spread import story
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from codecl.assemble import BuildExchange
 from codecl.exchange import Simulated
-from codecl.exchange.ranks import joined
-from codecl.train import train
+from codecl.exchange.cluster.ranks import joined
+from codecl.runs.build import BuildExchange
+from codecl.train.loop import train
 from tests.problems import CPU, build, config, convolutional, tasks
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:
     """All parameters of the agents here after every step, every recorded fact, and what was flooded."""
     torch.manual_seed(0)
     module = normed() if case == "norms" else convolutional()
-    settings = config(**{**CASES[case], "train": {"batch": 3, **CASES[case].get("train", {})}})
+    settings = config(**{**CASES[case], "train": {"batch_size": 3, **CASES[case].get("train", {})}})
     setup, state = build(module, tasks(2), settings, exchange)
     steps, facts, flooded = [], [], []
     for event in train(setup, state):
@@ -60,7 +60,7 @@ def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:
             done = event.state
             weights = {**done.parameters, **done.heads[-1], **done.norms[-1]}
             flooded.append({"weights": weights, "memory": dict(done.memory)})
-        facts.append(event.facts())
+        facts.append(event.record())
     return {"agents": list(setup.exchange.agents), "steps": steps, "facts": facts, "flooded": flooded}
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from codecl import agents as module_under_test
-from codecl import chart as charts
-from codecl import kernels
-from codecl.stream import Task
-from codecl.train import open_task, train
+from codecl.data.task import Task
+from codecl.space import chart as charts
+from codecl.train import agents as module_under_test
+from codecl.train import kernels
+from codecl.train.loop import open_task, train
 from tests.problems import Tied, build, config, convolutional, furthest, perceptron, tasks, trajectory
 
 
@@ -29,8 +29,8 @@ def normed() -> nn.Module:
 def test_stacked_agents_equal_a_loop(model, method):
     module = model()
     runs = [
-        trajectory(module, tasks(2), config(method=method, train={"running": running}))
-        for running in ("stacked", "loop")
+        trajectory(module, tasks(2), config(method=method, train={"execution": execution}))
+        for execution in ("stacked", "loop")
     ]
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-11
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_stacked_runs_in_a_loop_with_one_warning():
     with pytest.warns(UserWarning, match="one after another") as caught:
         ours = list(trajectory(module, tasks(2), config()))
     assert len(caught) == 1
-    loop = list(trajectory(module, tasks(2), config(train={"running": "loop"})))
+    loop = list(trajectory(module, tasks(2), config(train={"execution": "loop"})))
     assert max(furthest(a, b) for a, b in zip(ours, loop, strict=True)) == 0
 
 
@@ -149,7 +149,7 @@ def test_a_kernel_that_fails_gives_way(monkeypatch):
 
 
 def test_an_error_after_a_step_that_worked_is_not_taken_for_a_model_that_cannot_be_stacked():
-    """A capture that breaks, say: the way of running stays, and the error shows."""
+    """A capture that breaks, say: the way of execution stays, and the error shows."""
     setup, state = build(convolutional(), tasks(1), config())
     agents = open_task(setup, state, setup.tasks[0])
     batch, rows = next(iter(setup.tasks[0].epoch(0, range(4), 4))), agents.layout.start().repeat(4, 1)
@@ -157,17 +157,17 @@ def test_an_error_after_a_step_that_worked_is_not_taken_for_a_model_that_cannot_
     agents.module.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("capture broke")))
     with pytest.raises(RuntimeError, match="capture broke"):
         agents.gradient(rows, *batch)
-    assert agents.running == "stacked"
+    assert agents.execution == "stacked"
 
 
 @pytest.mark.parametrize("model", [perceptron, convolutional, normed, Tied])
-@pytest.mark.parametrize("running", ["stacked", "loop"])
-def test_the_gradient_by_coordinates_is_the_gradient_by_weights_in_the_chart(model, running):
+@pytest.mark.parametrize("execution", ["stacked", "loop"])
+def test_the_gradient_by_coordinates_is_the_gradient_by_weights_in_the_chart(model, execution):
     """At weights that are built whole: factored layers and layers without free directions too."""
-    setup, state = _second_task(model(), running)
-    group, picks = open_task(setup, state, setup.tasks[1]), setup.tasks[1].picks(0, range(4), 4)
+    setup, state = _second_task(model(), execution)
+    group, indices = open_task(setup, state, setup.tasks[1]), setup.tasks[1].indices(0, range(4), 4)
     rows = torch.randn(4, group.layout.size, dtype=torch.float64) * 0.1
-    batch = setup.tasks[1].batch(picks[0])
+    batch = setup.tasks[1].batch(indices[0])
     loss_A, grad_AD = group.gradient(rows, *batch)
     again_A, same_AD, grads = group.gradients_at(group.build(rows, whole=True), *batch)
     torch.testing.assert_close(again_A, loss_A, rtol=0, atol=1e-12)
@@ -179,13 +179,13 @@ def test_the_gradient_by_coordinates_is_the_gradient_by_weights_in_the_chart(mod
                 torch.testing.assert_close(charts.encode(whole, chart), row, rtol=0, atol=1e-12)
 
 
-def _second_task(module, running):
+def _second_task(module, execution):
     """As a run is when its second task opens; the first layer has nothing free."""
-    setup, state = build(module, tasks(2), config(train={"running": running, "batch": 2}))
+    setup, state = build(module, tasks(2), config(train={"execution": execution, "batch_size": 2}))
     for event in train(setup, state):
         if event.kind == "flood":
             break
-    name = setup.survey.layers[0].name
+    name = setup.roles.layers[0].name
     memory = {key: value[:, :0] if key.startswith(f"{name}/") else value for key, value in event.state.memory.items()}
     return setup, event.state._replace(memory=memory)
 

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 import torch
 
-from codecl import topology
-from codecl.exchange.cluster import blocks
+from codecl.exchange import topology
+from codecl.exchange.cluster.exchange import blocks
 from tests.launching import run
 from tests.parity.spread import CASES, story
 from tests.problems import config, furthest

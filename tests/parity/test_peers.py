@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 import torch
 
-from codecl import fleet
-from codecl.config import validate
-from codecl.fleet import PeersConfig
+from codecl.peers import fleet
+from codecl.peers.fleet import PeersConfig
+from codecl.runs.config import validate
 from tests.launching import PYTHON, free_port, variables
 from tests.parity.spread import CASES, story
 from tests.problems import furthest

@@ -4,11 +4,12 @@ import shutil
 
 import pytest
 
-from codecl import api, grid
+from codecl import api
+from codecl.runs import grid
 
 
 def make(out, method="codec", agents=None, topology=None, seeds=None, *settings):
-    small = ["train.epochs=2", "data.tasks=2", "train.batch=20", *settings]
+    small = ["train.epochs=2", "data.tasks=2", "train.batch_size=20", *settings]
     for config in grid.configs("quickstart", method, agents, topology, seeds, small):
         api.run(config, out=out, device="cpu")
     return out

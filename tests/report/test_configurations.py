@@ -26,11 +26,11 @@ def test_how_runs_ended_is_said_and_never_mixed(copied):
 
 
 def test_a_variant_is_said_only_where_it_tells_runs_apart(copied):
-    make(copied, "codec", None, None, "1", "train.rate=0.05")
+    make(copied, "codec", None, None, "1", "train.lr=0.05")
     names = list(named(copied))
     assert len(names) == 3
     assert "dpsgd · ring 4" in names
-    (other,) = [name for name in names if "rate=0.05" in name]
+    (other,) = [name for name in names if "lr=0.05" in name]
     assert other.startswith("codec · ring 4, ")
 
 

@@ -79,7 +79,7 @@ def test_compression_grows_where_less_is_free(shown, runs):
 
 
 def test_many_configurations_are_lines(recorded, monkeypatch):
-    monkeypatch.setattr(sending, "MOST_BARS", 1)
+    monkeypatch.setattr(sending, "MAX_BARS", 1)
     assert isinstance(made(recorded)["compression"][""], Lines)
 
 

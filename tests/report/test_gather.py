@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from codecl import record
 from codecl.errors import DataError
 from codecl.report.figures import sections
 from codecl.report.gather import gather
+from codecl.runs import record
 
 
 def one_of(runs, method="codec", seed=1):
@@ -98,8 +98,8 @@ SPOILED = {
     "broken metrics": ("metrics.json", "{", "metrics.json is broken, it cannot be read as JSON"),
     "a list": ("metrics.json", "[]", "metrics.json is not a run's (it names no schema)"),
     "another's": ("metrics.json", '{"loss": 1}', "metrics.json is not a run's (it names no schema)"),
-    "a later version": ("metrics.json", '{"schema": 2}', "metrics.json is of another version (schema 2, known is 1)"),
-    "half of it": ("metrics.json", '{"schema": 1}', "metrics.json is broken, benchmark is not in it"),
+    "a later version": ("metrics.json", '{"schema": 3}', "metrics.json is of another version (schema 3, known is 2)"),
+    "half of it": ("metrics.json", '{"schema": 2}', "metrics.json is broken, benchmark is not in it"),
     "a broken line": ("events.jsonl", '{"kind": "run\n{"kind": "end"}\n', "events.jsonl is broken at line 1"),
     "no kind": ("events.jsonl", '{"loss": 1}\n', "events.jsonl is not a run's (line 1 has no kind)"),
     "a fact too short": ("events.jsonl", '{"kind": "eval", "task": 0}\n', "line 1, accuracy is not in it"),

@@ -21,7 +21,7 @@ def bench(
         "codec,codec-full,dpsgd,plain-loop"
     ),
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
-    running: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
+    execution: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     exchange: OnWhich = "auto",
@@ -30,10 +30,11 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
-    from codecl import assemble, grid
-    from codecl import bench as benches
-    from codecl.exchange.ranks import joined
+    from codecl.bench import measure as benches
+    from codecl.exchange.cluster.ranks import joined
     from codecl.report.speed import speed
+    from codecl.runs import build as assemble
+    from codecl.runs import grid
 
     before = benches.read(compare) if compare else None
     if save:
@@ -42,10 +43,10 @@ def bench(
     usual_models, usual_agents = benches.DEFAULTS[place.type]
     counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents
     named = grid.words(models) or usual_models
-    fields = {"precision": precision, "running": running}
+    fields = {"precision": precision, "execution": execution}
     with joined(exchange, place) as here:
         found = benches.measure(named, counts, grid.words(method), fields, rounds, here)
-    if not here.leads:
+    if not here.is_main:
         return
     if as_json:
         print(json.dumps(found, indent=1))

@@ -14,8 +14,8 @@ from codecl.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from codecl.data.adding import Kept
-    from codecl.data.fetching import Bar
+    from codecl.data.add import Kept
+    from codecl.data.fetch import Bar
 
 data = group("data", "Data sets: what there is, download, take in, check.")
 
@@ -46,7 +46,7 @@ def _row(name: str) -> list[str]:
     """A data set as published, or, one's own, as the file's head says."""
     from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
-    from codecl.data.check import by, plus
+    from codecl.data.verify import by, plus
 
     there = store.path_of(name).exists()
     shapes = store.shapes(name) if there else None
@@ -70,9 +70,10 @@ def fetch(
     again: Annotated[bool, typer.Option("--again", help="Fetch anew and replace what is there.")] = False,
 ) -> None:
     """Download a data set, check it, and make its data set file."""
-    from codecl.data import fetching, store
+    from codecl.data import fetch as fetching
+    from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
-    from codecl.data.check import standing
+    from codecl.data.verify import standing
     from codecl.registry import near
 
     if name not in CATALOGUE:
@@ -139,7 +140,8 @@ def add(
     again: Again = False,
 ) -> None:
     """Take in what you have, under a known NAME or one of your own; see docs/data.md for the formats."""
-    from codecl.data import adding, readers
+    from codecl.data import add as adding
+    from codecl.data import readers
 
     if test_part is not None and not 0 < test_part < 1:
         raise ConfigError(f"--test-part: {test_part:g} is not allowed; it is between 0 and 1")
@@ -148,7 +150,7 @@ def add(
 
 
 def _tell(name: str, kept: "Kept") -> None:
-    from codecl.data.check import by, plus
+    from codecl.data.verify import by, plus
 
     images, verdict = kept.images, kept.verdict
     as_it_is = verdict.word == "wrong"
@@ -167,8 +169,8 @@ def verify(
 ) -> None:
     """Check data set files: counts, shapes, labels, a class without images, and the content digest."""
     from codecl.data import store
-    from codecl.data.adding import check_name
-    from codecl.data.check import standing
+    from codecl.data.add import check_name
+    from codecl.data.verify import standing
 
     found = [check_name(name)] if name else store.names()
     if not found:

@@ -20,9 +20,10 @@ def extend(
     as_json: AsJson = False,
 ) -> None:
     """Learn one more task after those of a finished run, which stays as it is."""
-    from codecl import assemble, extend, record
-    from codecl.exchange.ranks import joined
-    from codecl.predict import one_run
+    from codecl.exchange.cluster.ranks import joined
+    from codecl.runs import build as assemble
+    from codecl.runs import extend, record
+    from codecl.runs.predict import one_run
 
     with joined(exchange, assemble.device_of(device)) as here:
         folder = one_run(run)
@@ -30,5 +31,5 @@ def extend(
         place = out if out is not None else folder.resolve().parents[1]
         console = quietly(console_for(as_json), here)
         done = [one(config, How(place, device, here.name, quiet, console, after=folder))]
-    if here.leads:
+    if here.is_main:
         finish(console, done, as_json)

@@ -10,7 +10,7 @@ from codecl.cli.common import Graphs, Numbers, PresetName, Seeds, Settings, app,
 from codecl.cli.run import How, every, refuse
 
 if TYPE_CHECKING:
-    from codecl.config import RunConfig
+    from codecl.runs.config import RunConfig
 
 COSINE = "train.schedule=cosine"  # only the paper's consensus figure has it
 
@@ -32,8 +32,8 @@ def figures(
 
     Runs what is missing: codec, and for the consensus error (cosine schedule) and the loss also dpsgd and codec-full,
     on the first of the topologies and numbers of agents. Compression is shown for all of them."""
-    from codecl import assemble
-    from codecl.exchange.ranks import joined
+    from codecl.exchange.cluster.ranks import joined
+    from codecl.runs import build as assemble
 
     wanted = _wanted(preset, agents, topology, seeds, settings or [])
     configs = list({(config.digest(), config.seed): config for group in wanted.values() for config in group}.values())
@@ -51,9 +51,9 @@ def _wanted(
     preset: str, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
 ) -> dict[str, list["RunConfig"]]:
     """File name of a figure -> the runs in it."""
-    from codecl import grid
-    from codecl.config import preset as known
     from codecl.report.paper_figures import paper_figures
+    from codecl.runs import grid
+    from codecl.runs.config import preset as known
 
     first = (",".join(grid.words(agents)[:1]), ",".join(grid.words(topology)[:1]))
     asked = [
@@ -70,12 +70,12 @@ def _wanted(
 
 def _draw(preset: str, wanted: dict[str, list["RunConfig"]], runs: Path, out: Path) -> list[Path]:
     """The files that were written; a figure with nothing to show is left out."""
-    from codecl.config import preset as known
-    from codecl.record import folder_of
     from codecl.report.configurations import configurations
     from codecl.report.gather import read
     from codecl.report.paper_figures import paper_figures
     from codecl.report.pictures import write
+    from codecl.runs.config import preset as known
+    from codecl.runs.record import folder_of
 
     written: list[Path] = []
     for name, draw in paper_figures(known(preset).paper).items():

@@ -11,7 +11,7 @@ from codecl.cli.common import PresetName, Settings, app, first_line, listed
 @app.command()
 def presets() -> None:
     """The presets and what they are."""
-    from codecl.config import presets
+    from codecl.runs.config import presets
 
     listed(presets())
 
@@ -23,7 +23,7 @@ def show(
     settings: Settings = None,
 ) -> None:
     """The resolved config of a preset, every field."""
-    from codecl import grid
+    from codecl.runs import grid
 
     (config, *_) = grid.configs(preset, method, None, None, None, settings or [])
     typer.echo(config.dump(), nl=False)
@@ -40,7 +40,7 @@ def methods() -> None:
 @app.command()
 def topologies() -> None:
     """The topologies and who hears whom in them."""
-    from codecl.topology import TOPOLOGIES
+    from codecl.exchange.topology import TOPOLOGIES
 
     listed({name: first_line(builder) for name, builder in TOPOLOGIES.items()})
 

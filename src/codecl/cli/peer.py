@@ -9,8 +9,8 @@ from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
-    from codecl.config import RunConfig
-    from codecl.fleet import PeersConfig
+    from codecl.peers.fleet import PeersConfig
+    from codecl.runs.config import RunConfig
 
 peer = group("peer", "Agents as peers, each on a machine of its own.")
 
@@ -43,7 +43,7 @@ def init(
     out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
 ) -> None:
     """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
-    from codecl import fleet
+    from codecl.peers import fleet
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
@@ -65,8 +65,8 @@ def local(
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
 ) -> None:
     """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
-    from codecl import local as fleets
-    from codecl.display import fleet_of
+    from codecl.cli.display import fleet_of
+    from codecl.peers import local as fleets
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     console = console_for(False)
@@ -94,7 +94,8 @@ def agent(
     """Take part in a fleet as one of its agents: find the neighbours, train with them, survive their loss."""
     import logging
 
-    from codecl import fleet, peer
+    from codecl.peers import agent as peer
+    from codecl.peers import fleet
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     taken = peer.take_part(fleet.read(file), out, again)
@@ -109,7 +110,7 @@ def _one_config(
     preset: str, method: str | None, agents: str | None, topology: str | None, seed: int | None, settings: list[str]
 ) -> "RunConfig":
     """A preset with several methods gives its first."""
-    from codecl import grid
+    from codecl.runs import grid
 
     found = list(grid.configs(preset, method, agents, topology, None if seed is None else str(seed), settings))
     if method is None:
@@ -120,7 +121,7 @@ def _one_config(
 
 
 def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
-    from codecl.fleet import address_of
+    from codecl.peers.fleet import address_of
 
     if at and hosts:
         raise ConfigError("--at and --hosts: both say where agents are; choose one")
@@ -141,8 +142,8 @@ def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
 
 
 def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
-    from codecl import yamlfile
-    from codecl.fleet import PeersConfig
+    from codecl.peers.fleet import PeersConfig
+    from codecl.runs import yamlfile
 
     given = {"deadline": deadline, "silence": silence}
     fields = {name: None if value == "none" else value for name, value in given.items() if value is not None}
@@ -153,7 +154,7 @@ def _tell(out: Path, made: list[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from codecl import fleet
+    from codecl.peers import fleet
 
     known = fleet.read(made[0]).fleet
     table = Table(box=None, pad_edge=False)

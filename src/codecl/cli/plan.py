@@ -11,7 +11,7 @@ from codecl.cli.common import AsJson, Graphs, Methods, Numbers, PresetName, Seed
 from codecl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from codecl.plan import Plan
+    from codecl.plan.plan import Plan
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
@@ -55,8 +55,10 @@ def _plans(
     measured_on: str,
     bits: float | None,
 ) -> list["Plan"]:
-    from codecl import assemble, forecast, grid
-    from codecl import plan as planning
+    from codecl.plan import forecast
+    from codecl.plan import plan as planning
+    from codecl.runs import build as assemble
+    from codecl.runs import grid
 
     configs = list(grid.configs(*asked))
     earlier = forecast.read(like) if like else None
@@ -73,7 +75,7 @@ def _plans(
 
 
 def _show(plans: list["Plan"]) -> None:
-    from codecl.report import planned
+    from codecl.report import plan as planned
     from codecl.report.formats import show
 
     console = console_for(False)

@@ -22,7 +22,7 @@ def report(
     """Results, curves and traffic of recorded runs: one page that opens anywhere, and each figure as a file."""
     from codecl.report import folder
     from codecl.report.gather import gather
-    from codecl.units import size
+    from codecl.report.units import size
 
     found = gather(runs)
     for one in found.refused:

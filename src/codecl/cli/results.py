@@ -18,10 +18,10 @@ def table(
     as_json: AsJson = False,
 ) -> None:
     """Results of recorded runs: mean ± std over seeds, a row a configuration."""
-    from codecl import record
     from codecl.report import formats
     from codecl.report.fleets import together
     from codecl.report.table import sheet
+    from codecl.runs import record
 
     if as_json and (paper or form is not None):
         raise ConfigError("--json: gives the metrics as they are; leave out --paper and --format, or take --format csv")
@@ -49,7 +49,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Classify images with what a run has learned, each by itself."""
-    from codecl.predict import predict
+    from codecl.runs.predict import predict
 
     found = predict(run, task, images, resize, top)
     if as_json:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from codecl.api import Result
-    from codecl.config import RunConfig
-    from codecl.exchange.ranks import Ranks
+    from codecl.exchange.cluster.ranks import Ranks
+    from codecl.runs.config import RunConfig
 
 Boards = Annotated[bool, typer.Option("--tensorboard", help="Also write a TensorBoard, into each run's folder.")]
 BoardsTo = Annotated[Path | None, typer.Option("--tensorboard-to", metavar="DIR", help="The same, under DIR.")]
@@ -57,8 +57,9 @@ def run(
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid.
 
     A run that was stopped goes on from its last checkpoint."""
-    from codecl import assemble, grid
-    from codecl.exchange.ranks import joined
+    from codecl.exchange.cluster.ranks import joined
+    from codecl.runs import build as assemble
+    from codecl.runs import grid
 
     boards = _boards(tensorboard, tensorboard_to)
     with joined(exchange, assemble.device_of(device)) as here:
@@ -66,9 +67,9 @@ def run(
         refuse(configs, out, here, resume, again)
         console = quietly(console_for(as_json), here)
         how = How(out, device, here.name, quiet, quietly(console_for(True), here) if as_json else console, again)
-        how = how._replace(board=boards if here.leads else None)
+        how = how._replace(board=boards if here.is_main else None)
         done, failed = every(configs, how, here)
-    if here.leads:
+    if here.is_main:
         finish(console, done, as_json)
     if failed:
         raise typer.Exit(failed.exit_code)
@@ -76,7 +77,7 @@ def run(
 
 def quietly(console: "Console", here: "Ranks") -> "Console":
     """A console that is silent where another rank prints."""
-    if not here.leads:
+    if not here.is_main:
         console.quiet = True
         warnings.simplefilter("ignore")
     return console
@@ -94,12 +95,13 @@ def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
 
 def refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool = False, again: bool = False) -> None:
     """What can be refused is refused before anything runs."""
-    from codecl import assemble, record
-    from codecl import topology as topologies
+    from codecl.exchange import topology as topologies
+    from codecl.runs import build as assemble
+    from codecl.runs import record
 
     for config in configs:
         here.check(config.agents)
-        if resume and here.leads:
+        if resume and here.is_main:
             _check_begun(record.folder_of(config, out), again)
     if len(configs) == 1:
         return
@@ -139,7 +141,7 @@ def _boards(wanted: bool, to: Path | None) -> Callable[[Path], Path] | None:
         return None
     from functools import partial
 
-    from codecl import board
+    from codecl.report import tensorboard as board
 
     board.check()
     return partial(board.folder_of, boards=to)
@@ -166,8 +168,8 @@ def every(configs: list["RunConfig"], how: How, here: "Ranks") -> tuple[list["Re
 def one(config: "RunConfig", how: How) -> "Result":
     """Run, and show how it goes."""
     from codecl import api
-    from codecl.assemble import tasks_of
-    from codecl.display import boarding, watching
+    from codecl.cli.display import boarding, watching
+    from codecl.runs.build import tasks_of
 
     tasks, folder = tasks_of(config), _folder(config, how.out)
     board = how.board(folder) if how.board else None
@@ -184,7 +186,7 @@ def one(config: "RunConfig", how: How) -> "Result":
             print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if not result.trained and board is not None:
-        from codecl.board import write
+        from codecl.report.tensorboard import write
 
         write(result.folder, board)
     if not result.trained and not how.quiet:
@@ -193,7 +195,7 @@ def one(config: "RunConfig", how: How) -> "Result":
 
 
 def _folder(config: "RunConfig", out: Path) -> Path:
-    from codecl.record import folder_of
+    from codecl.runs.record import folder_of
 
     return folder_of(config, out)
 
@@ -209,8 +211,8 @@ def _announce(console: "Console", config: "RunConfig", number: int, count: int) 
 
 def _show(console: "Console", done: list["Result"]) -> None:
     """Tables of what was run just now."""
-    from codecl import record
     from codecl.report.table import forgetting, in_words, results
+    from codecl.runs import record
 
     if not done:
         return

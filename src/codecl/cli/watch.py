@@ -14,7 +14,7 @@ from codecl.errors import DataError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from codecl.follow import Onlooker, View
+    from codecl.runs.follow import Onlooker, View
 
     Show = Callable[[View], None]
 
@@ -32,7 +32,7 @@ def watch(
     """Follow a run that is under way, here or in another process, from its folder alone, until it ends.
 
     Exit codes: 0 complete, 4 degraded, 1 stopped. Ctrl-C ends the watching, not the run."""
-    from codecl.follow import Onlooker
+    from codecl.runs.follow import Onlooker
 
     console, onlooker = console_for(False), Onlooker(run, patience)
     _wait(onlooker)
@@ -66,7 +66,7 @@ def _wait(onlooker: "Onlooker") -> None:
 @contextmanager
 def _showing(console: "Console", once: bool) -> Iterator["Show"]:
     """Hands out what shows a view: in its place on a terminal, in lines elsewhere."""
-    from codecl.report.live import drawn
+    from codecl.cli.live import drawn
 
     if once:
         console.width = min(console.width, WIDEST)
@@ -83,7 +83,7 @@ def _showing(console: "Console", once: bool) -> Iterator["Show"]:
 
 def _lines(console: "Console") -> "Show":
     """A line at each task's end and each change of state, and a line an epoch at most every few seconds."""
-    from codecl.report.live import about, line, names
+    from codecl.cli.live import about, line, names
 
     said: dict[Path, tuple[str, int, float]] = {}  # state, epochs and time of the last line
 

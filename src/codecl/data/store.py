@@ -2,9 +2,7 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codecl.cache import folder as cache_folder
 from codecl.data.catalogue import way_to
 from codecl.errors import DataError
+from codecl.files import cache_folder, replacing
 
 NAMES = "class_names"  # in the file's metadata
 SUFFIX = ".safetensors"
@@ -57,8 +55,8 @@ def names() -> list[str]:
 def missing(name: str, at: Path | None = None) -> DataError:
     if at is not None:
         return DataError(
-            f"data.mine: there is no {path_of(name, at)}, this agent's data set {name!r}; `codecl data add {name} PATH`"
-            " makes such a file of what you have"
+            f"data.local_path: there is no {path_of(name, at)}, this agent's data set {name!r};"
+            f" `codecl data add {name} PATH` makes such a file of what you have"
         )
     return DataError(
         f"data set {name!r}: there is no {path_of(name)}; {way_to(name)}, or set CODECL_DATA to the folder that has it"
@@ -123,22 +121,9 @@ def write(name: str, images: ImageSet) -> Path:
 
     path = path_of(name)
     try:
-        with _replacing(path) as unfinished:
-            mode = unfinished.stat().st_mode
+        with replacing(path) as unfinished:
             held = {part: np.ascontiguousarray(getattr(images, part)) for part in PARTS}
             save_file(held, unfinished, {NAMES: json.dumps(images.names)} if images.names else None)
-            unfinished.chmod(mode)  # safetensors leaves a file that nobody else may read
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from error
     return path
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to fill, beside `path`, that takes its place when all went well and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as room:
-        unfinished = Path(room) / path.name
-        unfinished.touch()
-        yield unfinished
-        os.replace(unfinished, path)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from codecl.errors import RunFailed
 
-Kind = Literal["train", "agree", "pool", "flood"]
+Kind = Literal["train", "agree", "reduce", "flood"]
 Tensors = Mapping[str, Tensor]
 
 
@@ -76,7 +76,7 @@ class Exchange(Protocol):
         """Send each row to those who hear it. `wait` gives W_mix · rows."""
         ...
 
-    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+    def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""
         ...
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from codecl.exchange.base import Tensors, Traffic, digest, nbytes
-from codecl.topology import Topology
+from codecl.exchange.topology import Topology
 
 
 class Mixed(NamedTuple):
@@ -42,11 +42,11 @@ class Simulated:
         with torch.cuda.stream(self._beside):
             return Mixed(self._mixing_AA @ rows_AD, self._beside)
 
-    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+    def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         sums = [dict(part) for part in parts]
         for parent, child in reversed(self.topology.tree_to(root)):
             for name, tensor in sums[child].items():
-                self.traffic.count("pool", 1, nbytes(tensor))
+                self.traffic.count("reduce", 1, nbytes(tensor))
                 sums[parent][name] = sums[parent][name] + tensor
         return sums[root]
 

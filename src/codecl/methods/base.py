@@ -5,21 +5,21 @@ Shapes: A agents of this process, D coordinates of an agent.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from codecl.agents import Agents
+from codecl.data.task import TaskData
 from codecl.exchange import Exchange
-from codecl.growth import GrowthConfig
-from codecl.layers import Layer
-from codecl.layout import Layout
-from codecl.stream import TaskData
+from codecl.space.growth import GrowthConfig
+from codecl.space.layers import Layer
+from codecl.space.layout import Layout
 
-Rate = float | Tensor  # η: a number, or on the device where a step is captured and replayed
+LR = float | Tensor  # η: a number, or on the device where a step is captured and replayed
 Memory = Mapping[str, Tensor]  # what a method keeps between tasks; flooded, so equal at every agent, bit for bit
+Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # coords, images, labels -> loss [A], [A, D]
 
 
 class TaskEnd(NamedTuple):
@@ -27,7 +27,8 @@ class TaskEnd(NamedTuple):
 
     data: TaskData
     module: nn.Module  # as given, for evaluation
-    agents: Agents  # for gradients
+    layout: Layout
+    gradient: Gradient
     coords_AD: Tensor
     memory: Memory
     exchange: Exchange
@@ -35,10 +36,6 @@ class TaskEnd(NamedTuple):
     batch: int
     growth: GrowthConfig
     norms: Mapping[str, Tensor] = {}
-
-    @property
-    def layout(self) -> Layout:
-        return self.agents.layout
 
     @property
     def here(self) -> dict[int, int]:
@@ -50,7 +47,7 @@ class Method(BaseModel, ABC):
     """A frozen record whose fields are the method's options, with four verbs (and one that most leave as it is)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.least_images of them
+    grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.min_images of them
     each_task_alone: ClassVar[bool] = False  # scored right after each task: an upper bound, not continual learning
 
     @abstractmethod
@@ -66,7 +63,7 @@ class Method(BaseModel, ABC):
         """What `step` needs all through the task: made once, handed to each step."""
 
     @abstractmethod
-    def step(self, task: Any, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
+    def step(self, task: Any, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> Tensor:
         """New coordinates: `base` and a local step from it. The gradient was taken at `coords`; `base` is the mixed
         coordinates (the paper's order) or `coords` itself (adapt-then-combine)."""
 

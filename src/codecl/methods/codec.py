@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from codecl.growth import bases_of
-from codecl.layers import Layer
-from codecl.layout import Layout
-from codecl.methods.base import Memory, Method, Rate, TaskEnd
+from codecl.methods.base import LR, Memory, Method, TaskEnd
 from codecl.methods.subspace import grown
+from codecl.space.growth import bases_of
+from codecl.space.layers import Layer
+from codecl.space.layout import Layout
 
 
 class Codec(Method):
@@ -23,9 +23,9 @@ class Codec(Method):
     def prepare(self, memory: Memory, layout: Layout) -> None:
         return None
 
-    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
+    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> Tensor:
         """C ← mix(C) - η ∂loss/∂C (lines 4-15): the gradient by coordinates is the projected gradient."""
-        return base_AD - rate * grad_AD
+        return base_AD - lr * grad_AD
 
     def remember(self, end: TaskEnd) -> Memory | None:
         return grown(end)

@@ -6,12 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from codecl import chart as charts
-from codecl.growth import bases_of
-from codecl.layers import Layer
-from codecl.layout import Layout
-from codecl.methods.base import Memory, Method, Rate, TaskEnd
+from codecl.methods.base import LR, Memory, Method, TaskEnd
 from codecl.methods.subspace import grown
+from codecl.space import chart as charts
+from codecl.space.growth import bases_of
+from codecl.space.layers import Layer
+from codecl.space.layout import Layout
 
 Charts = Sequence[tuple[int, charts.Chart | None]]  # of each slot: its size, and where to project its gradient
 
@@ -34,10 +34,10 @@ class CodecFull(Method):
             for slot in layout.slots
         ]
 
-    def step(self, task: Charts, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
+    def step(self, task: Charts, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> Tensor:
         """x ← mix(x) - η g O Oᵀ: line 6 for each layer, then lines 7 and 8."""
         parts = grad_AD.split([size for size, _ in task], -1)
-        return base_AD - rate * torch.cat(
+        return base_AD - lr * torch.cat(
             [_project(part, chart) for part, (_, chart) in zip(parts, task, strict=True)], -1
         )
 

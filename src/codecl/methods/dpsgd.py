@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from codecl.layers import Layer
-from codecl.layout import Layout
-from codecl.methods.base import Memory, Method, Rate, TaskEnd
+from codecl.methods.base import LR, Memory, Method, TaskEnd
+from codecl.space.layers import Layer
+from codecl.space.layout import Layout
 
 
 class Dpsgd(Method):
@@ -19,8 +19,8 @@ class Dpsgd(Method):
     def prepare(self, memory: Memory, layout: Layout) -> None:
         return None
 
-    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
-        return base_AD - rate * grad_AD
+    def step(self, task: None, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> Tensor:
+        return base_AD - lr * grad_AD
 
     def remember(self, end: TaskEnd) -> Memory | None:
         return {}

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from codecl.layers import Layer
-from codecl.layout import Layout
-from codecl.methods.base import Memory, Method, Rate, TaskEnd
+from codecl.methods.base import LR, Memory, Method, TaskEnd
+from codecl.space.layers import Layer
+from codecl.space.layout import Layout
 
 FISHER_EPOCH = -1  # the shuffle that Fisher information is measured on
 
@@ -38,27 +38,27 @@ class DEwc(Method):
         fisher = [memory.get(slot.name, piece.new_zeros(slot.size)) for slot, piece in layout.pieces(start_D)]
         return Pull(self.penalty * torch.cat(fisher), start_D)
 
-    def step(self, task: Pull, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, rate: Rate) -> Tensor:
+    def step(self, task: Pull, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> Tensor:
         """clipped: x ← mix(x) - η clip(g + λF(x - x_old)); implicit: x ← (mix(x) - ηg + ηλF x_old) / (1 + ηλF)."""
         if self.penalty_step == "implicit":
-            return (base_AD - rate * grad_AD + rate * task.strength_D * task.old_D) / (1 + rate * task.strength_D)
+            return (base_AD - lr * grad_AD + lr * task.strength_D * task.old_D) / (1 + lr * task.strength_D)
         pulled_AD = grad_AD + task.strength_D * (coords_AD - task.old_D)
         norm_A1 = pulled_AD.norm(dim=1, keepdim=True)
-        return base_AD - rate * pulled_AD * (self.clip / norm_A1.clamp(min=self.clip))
+        return base_AD - lr * pulled_AD * (self.clip / norm_A1.clamp(min=self.clip))
 
     def remember(self, end: TaskEnd) -> Memory | None:
         """Mean over batches of batch size × squared gradient, over agents, then over tasks as a running mean."""
         fisher_AD, batches = torch.zeros_like(end.coords_AD), 0
         for batch in end.data.epoch(FISHER_EPOCH, end.exchange.agents, end.batch):
-            _, grad_AD = end.agents.gradient(end.coords_AD, *batch)
+            _, grad_AD = end.gradient(end.coords_AD, *batch)
             fisher_AD += end.batch * grad_AD.square()
             batches += 1
         parts = [_body(end.layout, row / (batches * end.data.agents)) for row in fisher_AD]
-        pooled = end.exchange.pool(end.chosen, parts)
-        if pooled is None:
+        reduced = end.exchange.reduce(end.chosen, parts)
+        if reduced is None:
             return None
         seen = end.data.index
-        return {name: (end.memory.get(name, new) * seen + new) / (seen + 1) for name, new in pooled.items()}
+        return {name: (end.memory.get(name, new) * seen + new) / (seen + 1) for name, new in reduced.items()}
 
 
 def _body(layout: Layout, row_D: Tensor) -> dict[str, Tensor]:

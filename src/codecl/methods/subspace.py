@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from codecl import growth
 from codecl.methods.base import TaskEnd
-from codecl.norms import normalising
+from codecl.space import growth
+from codecl.space.norms import normalising
 
 
 def grown(end: TaskEnd) -> dict[str, Tensor] | None:
@@ -21,7 +21,7 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
 
     def moments(agent: int) -> growth.Moments:
         parameters = end.layout.parameters(end.coords_AD[end.here[agent]])
-        end.growth.check(end.data.name, len(end.data.shards[agent]))
+        end.growth.check(end.data.name, len(end.data.partition[agent]))
         sample = end.data.sample(agent, max(images.values()))
         with normalising(end.module, end.norms):  # as old tasks are evaluated
             return growth.moments(end.module, parameters, sample, images, bases)
@@ -29,8 +29,8 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
     found: growth.Moments | None = None
     if everyone:
         parts = [growth.packed(moments(agent)) for agent in end.exchange.agents]
-        pooled = end.exchange.pool(end.chosen, parts)
-        found = None if pooled is None else growth.unpacked(pooled)
+        reduced = end.exchange.reduce(end.chosen, parts)
+        found = None if reduced is None else growth.unpacked(reduced)
     elif end.chosen in end.here:
         found = moments(end.chosen)
     if found is None:

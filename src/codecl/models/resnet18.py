@@ -39,7 +39,7 @@ def resnet18(shape: Sequence[int], classes: int, *, channels: int = 20, stride: 
         net.add_module(f"block{stage + 1}a", Block(before, after, 2 if stage else 1))
         net.add_module(f"block{stage + 1}b", Block(after, after, 1))
         before = after
-    net.add_module("pool", nn.AvgPool2d(2))
+    net.add_module("reduce", nn.AvgPool2d(2))
     net.add_module("flatten", nn.Flatten())
     with torch.no_grad():
         width = net(torch.zeros(2, *shape)).shape[1]

@@ -3,10 +3,10 @@
 import shlex
 from pathlib import Path
 
-from codecl import grid, record
-from codecl.config import RunConfig
 from codecl.errors import CodeclError
 from codecl.report.variant import changed
+from codecl.runs import grid, record
+from codecl.runs.config import RunConfig
 
 SAME = "the command that started it goes on where it stopped"
 

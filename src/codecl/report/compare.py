@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl import record
-from codecl.config import RunConfig
-from codecl.config import difference as config_difference
 from codecl.errors import ConfigError
-from codecl.progress import ALONE
 from codecl.report.fleets import together
 from codecl.report.formats import Column, Sheet
 from codecl.report.rows import Metrics, Runs, Score
 from codecl.report.spread import BySeed, Difference, difference
-from codecl.units import spread_of_bytes
+from codecl.report.units import spread_of_bytes
+from codecl.runs import record
+from codecl.runs.config import RunConfig
+from codecl.runs.config import difference as config_difference
+from codecl.runs.progress import ALONE
 
 NOTE = (
     "A, B: mean ± std over seeds. B − A: ± how far its 95 % interval reaches ({ways}). more, less: zero is outside the"

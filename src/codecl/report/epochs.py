@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 
-from codecl.metrics import Fact
 from codecl.report.configurations import Configuration, Curve, known
 from codecl.report.figure import Lines, Number, Section, Series
 from codecl.report.gather import Run
+from codecl.runs.metrics import Fact
 
 FAR = 10  # times as high: then a logarithmic axis
 MOST = 400  # points of a line; a longer one is thinned

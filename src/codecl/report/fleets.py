@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from codecl.metrics import Status
+from codecl.runs.metrics import Status
 
 Run = dict[str, Any]
 WORST: tuple[Status, ...] = ("partial", "degraded", "complete")

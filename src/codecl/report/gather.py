@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl import record
-from codecl.config import RunConfig
 from codecl.errors import DataError
 from codecl.methods import METHODS
-from codecl.metrics import Fact, metrics
 from codecl.report.fleets import together
 from codecl.report.rows import Metrics
+from codecl.runs import record
+from codecl.runs.config import RunConfig
+from codecl.runs.metrics import Fact, metrics
 
 MARKS = ("metrics.json", "events.jsonl", "config.yaml")
 LABELS = ("benchmark", "method", "agents", "topology", "seed", "tasks")
@@ -20,7 +20,7 @@ OF_METRICS = (*LABELS, "status", "acc", "bwt", "accuracy_matrix", "traffic", "fr
 OF_TRAFFIC = ("cc", "cc_by_task", "train_bytes", "boundary_bytes", "full_bytes")
 OF_FACTS: Mapping[str, Sequence[str]] = {
     "run": (*LABELS, "edges"),
-    "task": ("task", "name", "coordinates", "whole", "shared", "itemsize", "free"),
+    "task": ("task", "name", "coordinates", "full", "reference_extra", "kept", "itemsize", "free"),
     "epoch": ("task", "epoch", "step", "loss", "messages", "bytes", "seconds"),
     "agree": ("task", "messages", "bytes"),
     "grow": ("task", "bytes"),
@@ -132,8 +132,8 @@ def _written(folder: Path) -> dict[str, Any] | None:
         raise DataError(f"{folder}: metrics.json is broken, it cannot be read as JSON") from None
     if not isinstance(out, dict) or "schema" not in out:
         raise DataError(f"{folder}: metrics.json is not a run's (it names no schema)")
-    if out["schema"] != 1:
-        raise DataError(f"{folder}: metrics.json is of another version (schema {out['schema']!r}, known is 1)")
+    if out["schema"] != 2:
+        raise DataError(f"{folder}: metrics.json is of another version (schema {out['schema']!r}, known is 2)")
     traffic = out.get("traffic")
     missing = [key for key in OF_METRICS if key not in out]
     missing += [key for key in OF_TRAFFIC if not isinstance(traffic, dict) or key not in traffic]

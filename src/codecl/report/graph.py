@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
 from codecl.report.figure import Network, Number
-from codecl.units import size
+from codecl.report.units import size
 
 Point = tuple[float, float]
 AGENT, LINK, INK = "#0072B2", "#7aa6c2", "#222222"
 POINTS = 155  # of paper in a unit of the places, about
 BEND = 0.25
-MOST_NAMED = 24  # links; the numbers of more would hide each other
+MAX_NAMED = 24  # links; the numbers of more would hide each other
 TRIES = (0.5, 0.36, 0.64, 0.26, 0.74)  # where on a link its number may stand
 
 
@@ -32,7 +32,7 @@ def draw_network(axes: Axes, figure: Network) -> None:
     across = min(21.0, 440 / max(len(figure.places), 1))  # of an agent, in points
     links = links_of(figure)
     known = [link.bytes for link in links if link.bytes is not None]
-    named = len(links) <= MOST_NAMED
+    named = len(links) <= MAX_NAMED
     said: list[Point] = []
     for link in links:
         ends = figure.places[link.start], figure.places[link.end]
@@ -107,7 +107,7 @@ def _on(ends: tuple[Point, Point], bend: float, part: float) -> Point:
 
 
 def _free_place(ends: tuple[Point, Point], bend: float, said: Sequence[Point]) -> Point:
-    """Where on a link no other number stands; the middle if there is no such place."""
+    """Where on a link no other number stands; the position if there is no such place."""
     tried = [_on(ends, bend, part) for part in TRIES]
     return next((at for at in tried if all(dist(at, other) > 0.24 for other in said)), tried[0])
 

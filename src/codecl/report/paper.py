@@ -6,9 +6,9 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from codecl.config import preset
 from codecl.errors import ConfigError
 from codecl.report.rows import Metrics, Row, Score
+from codecl.runs.config import preset
 
 ORDER = ("stl", "d-ewc", "codec-full", "codec")  # of the methods in the paper; others follow
 OURS = {"acc": ("acc",), "bwt": ("bwt",), "cc": ("traffic", "cc_reference")}  # cc_reference: counted as the authors do

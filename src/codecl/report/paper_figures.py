@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from codecl.metrics import Fact
 from codecl.report.configurations import Configuration, Curve, common_tasks, known
 from codecl.report.epochs import consensus_error
 from codecl.report.figure import Bars, Lines, Number, Series
 from codecl.report.gather import Run
 from codecl.report.sending import in_categories
+from codecl.runs.metrics import Fact
 
 TASKS = (2, 9)  # of which the paper shows epochs
 COMPRESSION: Mapping[str, int] = {"five-datasets": 3, "split-cifar100": 5, "split-miniimagenet": 6}  # its figures
@@ -81,7 +81,7 @@ def _epochs(task: int, value: Callable[[Fact], Number], run: Run) -> Curve:
 
 def _reference(run: Run) -> Curve:
     return {
-        fact["task"]: (fact["whole"] + fact["shared"]) / (fact["coordinates"] + fact["shared"])
+        fact["task"]: (fact["full"] + fact["reference_extra"]) / (fact["coordinates"] + fact["reference_extra"])
         for fact in run.facts("task")
         if int(run.metrics["agents"]) > 1
     }

@@ -213,14 +213,14 @@ def _heat(axes: Axes, figure: Heat) -> None:
     axes.pcolormesh(*sides, values, cmap="YlGnBu", edgecolors="white", linewidth=1)
     axes.invert_yaxis()
     known = [value for row in figure.values for value in row if value is not None]
-    middle = min(known) + 0.55 * (max(known) - min(known))
+    position = min(known) + 0.55 * (max(known) - min(known))
     _name(axes, figure.columns)
     axes.set_yticks(range(len(figure.rows)), figure.rows)
     axes.spines[:].set_visible(False)
     for row, cells in enumerate(figure.values):
         for column, value in enumerate(cells):
             if value is not None:
-                ink = "white" if value > middle else INK
+                ink = "white" if value > position else INK
                 axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=ink, size=8)
     axes.set_xlabel(figure.x)
     axes.set_ylabel(figure.y)

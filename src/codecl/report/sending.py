@@ -9,10 +9,10 @@ from codecl.report.configurations import Configuration, Curve, common_tasks, kno
 from codecl.report.figure import Bars, Figure, Lines, Network, Number, Section, Series
 from codecl.report.gather import Run
 from codecl.report.learned import each
-from codecl.units import unit_for
+from codecl.report.units import unit_for
 
-MOST_BARS = 4  # configurations side by side; more are lines
-MOST_AGENTS = 64  # of a network that can still be looked at
+MAX_BARS = 4  # configurations side by side; more are lines
+MAX_AGENTS = 64  # of a network that can still be looked at
 Found = Sequence[Configuration]
 Places = list[tuple[float, float]]
 
@@ -29,7 +29,7 @@ def compression(found: Found) -> Section | None:
         " space does. The paper's Figures 3, 5 and 6, whose messages also carry every head: there it grows less."
     )
     figure: Figure
-    if len(series) <= MOST_BARS:
+    if len(series) <= MAX_BARS:
         bars = [in_categories(line, len(tasks)) for line in series]
         figure = Bars("compression", title, about, y, tasks, bars)
     else:
@@ -59,7 +59,7 @@ def _network(configuration: Configuration) -> Network | None:
     """Seeds with another graph than the first's are not shown."""
     first = configuration.first
     edges = _edges(first)
-    if not edges or int(first.metrics["agents"]) > MOST_AGENTS:
+    if not edges or int(first.metrics["agents"]) > MAX_AGENTS:
         return None
     totals: dict[tuple[int, int], list[float]] = {edge: [] for edge in edges}
     for run in configuration.runs:
@@ -67,7 +67,7 @@ def _network(configuration: Configuration) -> Network | None:
             totals.setdefault((sender, hearer), []).append(count)
     agents, topology = int(first.metrics["agents"]), str(first.metrics["topology"])
     counted = "all that agents sent to each other" if first.links else "training and agreement"
-    left_out = "" if first.links else " What floods or is pooled at a task's end goes along trees and is not in it."
+    left_out = "" if first.links else " What floods or is reduced at a task's end goes along trees and is not in it."
     return Network(
         "network",
         f"Who hears whom: {configuration.name}",

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from codecl.bench import SAME
+from codecl.bench.measure import SAME
 from codecl.report.formats import blank
 
 
@@ -16,7 +16,7 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
         "model",
         "agents",
         "method",
-        "running",
+        "execution",
         "ms a step",
         "peak MiB",
         "/ dpsgd",
@@ -27,10 +27,10 @@ def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
     columns += ["waiting ms", "Mbit/s out"] if spread else []
     table = blank(_title(found))
     for title in [*columns, *(["/ before"] if before else [])]:
-        table.add_column(title, justify="left" if title in ("model", "method", "running") else "right", no_wrap=True)
+        table.add_column(title, justify="left" if title in ("model", "method", "execution") else "right", no_wrap=True)
     earlier = {tuple(row[key] for key in SAME): row for row in (before or {}).get("rows", [])}
     for row in found["rows"]:
-        cells = [row["model"], str(row["agents"]), row["method"], row["running"], _spread(row["ms"])]
+        cells = [row["model"], str(row["agents"]), row["method"], row["execution"], _spread(row["ms"])]
         cells.append("–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}")
         cells += [_spread(row["ratio"].get(other)) for other in ("dpsgd", "codec-full", "plain-loop")]
         cells += [_spread(row[field]) for field in ("wait_ms", "mbit_s")] if spread else []

@@ -10,8 +10,8 @@ from codecl.report import formats
 from codecl.report.formats import Column, Sheet
 from codecl.report.paper import beside, in_order
 from codecl.report.rows import Metrics, Row, Runs, rows
+from codecl.report.units import size
 from codecl.report.variant import shortened
-from codecl.units import size
 
 NOTE = (
     "Δ: ours − the paper's. CC: counted as the authors do, every head and norm in every message, nothing of what is"

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codecl.config import RunConfig, preset, resolve
 from codecl.errors import CodeclError
 from codecl.methods import METHODS
-from codecl.record import read_config
+from codecl.runs.config import RunConfig, preset, resolve
+from codecl.runs.record import read_config
 
 LONGEST = 40  # of what is said about a variant
 # in columns of their own, longer than words can be, or an agent's own
-LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topology.edges", "data.mine", "sources")
+LEFT_OUT = ("preset", "seed", "agents", "method.name", "topology.name", "topology.edges", "data.local_path", "sources")
 
 
 def variant(folder: Path, run: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from codecl.topology import Matrix, contraction
+from codecl.exchange.topology import Matrix, contraction
 
 __all__ = [
     "consensus",

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from codecl import topology as topologies
+from codecl.exchange import topology as topologies
+from codecl.exchange.topology import Matrix, TopologyConfig
 from codecl.seeding import spawn
 from codecl.theory import bounds
 from codecl.theory.problems import Problem, basis, logistic, quadratic
 from codecl.theory.walks import Steps, Walk, stepped, walked
-from codecl.topology import Matrix, TopologyConfig
 
 AGENTS, DIMENSIONS, FREE = 8, 10, 6
 TOPOLOGIES = ("ring", "ring-undirected", "torus", "exponential")
@@ -124,14 +124,14 @@ def inequalities(case: str, walk: Walk, s: float | None = None) -> list[Checked]
     done, problem = stepped(walk), walk.problem
     known, agents = problem.free, len(walk.mixing)
     s = bounds.contraction(walk.mixing) if s is None else s
-    most = bounds.consensus(walk.rate, known.noise / walk.batch, known.spread, agents, s)
+    most = bounds.consensus(walk.lr, known.noise / walk.batch, known.spread, agents, s)
     above = float(problem.objective(problem.start_D)) - known.lowest
     mean_KSF, apart_KS = done.coords_KSNF.mean(2), disagreement(done.coords_KSNF)
     free_KSF = problem.gradients(problem.at(mean_KSF[:-1])) @ problem.free_DF
-    limit = bounds.gradient(above, walk.rate, walk.steps, known.smooth, known.noise / walk.batch / agents, most)
+    limit = bounds.gradient(above, walk.lr, walk.steps, known.smooth, known.noise / walk.batch / agents, most)
     return [
         Checked("Lemma 1: ⟨g, g̃⟩ = ‖g̃‖²", case, _lemma_1(done, problem), ROUNDING),
-        Checked(KEPT, case, _kept(done, walk.rate), ROUNDING),
+        Checked(KEPT, case, _kept(done, walk.lr), ROUNDING),
         Checked("consensus error", case, float(apart_KS.mean(1).max()), most),
         Checked("mean consensus error", case, float(apart_KS[:-1].mean()), most, _lemma_2(done, walk, s)),
         Checked(GRADIENT, case, float(free_KSF.square().sum(-1).mean()), limit),
@@ -184,4 +184,4 @@ def _lemma_2(done: Steps, walk: Walk, s: float) -> float:
     mu = float((done.moves_KSNF.norm(dim=-1) / done.grads_KSND.norm(dim=-1).clamp(min=1e-30)).max())
     own_KSND = problem.own_gradients(problem.at(done.coords_KSNF[:-1]))
     mean = float(own_KSND.mean(2).square().sum(-1).mean())
-    return bounds.printed_consensus(walk.rate, mu, whole.noise / walk.batch, whole.spread, s, mean)
+    return bounds.printed_consensus(walk.lr, mu, whole.noise / walk.batch, whole.spread, s, mean)

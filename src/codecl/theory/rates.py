@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codecl.exchange.topology import Matrix
 from codecl.theory.check import DIMENSIONS, graph, labelled
 from codecl.theory.problems import Problem, logistic
 from codecl.theory.walks import Walk, side_by_side, walked
-from codecl.topology import Matrix
 
 POINTS, EVERY, LOWEST, HIGHEST = 512, 4, -0.6, -0.4
 WHOLE = torch.eye(DIMENSIONS, dtype=torch.float64)

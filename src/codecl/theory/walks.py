@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from codecl.agents import Agents
-from codecl.assemble import assemble, deal
-from codecl.config import validate
-from codecl.events import Stepped, TaskOpened
+from codecl.data.task import Task, TaskData
 from codecl.exchange import Simulated
-from codecl.setup import Setup, State
-from codecl.stream import Task, TaskData
+from codecl.exchange.topology import Matrix, Topology
+from codecl.runs.build import assemble, deal
+from codecl.runs.config import validate
 from codecl.theory.problems import AsModule, Problem
-from codecl.topology import Matrix, Topology
-from codecl.train import train
+from codecl.train.agents import Agents
+from codecl.train.events import Stepped, TaskOpened
+from codecl.train.loop import train
+from codecl.train.state import Setup, State
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ class Walk(NamedTuple):
 
     problem: Problem
     mixing: Matrix
-    rate: float
+    lr: float
     steps: int
     copies: int
     seed: int = 0
@@ -64,17 +64,17 @@ def prepared(walk: Walk) -> tuple[Setup, State]:
             "agents": agents,
             "model": {"name": "own"},
             "head": None,
-            "data": {"stream": "own", "sampling": "replacement", "steps": walk.steps},
-            "train": {"epochs": 1, "batch": walk.batch, "rate": walk.rate, "running": "stacked", "milestones": []},
+            "data": {"stream": "own", "sampling": "replacement", "steps_per_epoch": walk.steps},
+            "train": {"epochs": 1, "batch_size": walk.batch, "lr": walk.lr, "execution": "stacked", "milestones": []},
             "method": {"name": "codec"},
         }
     )
     task = Task((examples_PE, labels_P), (examples_PE[:1], labels_P[:1]), 1, problem.name)
     (data,) = dealt = deal(config, [task], CPU)
-    data.shards = torch.arange(len(examples_PE)).tensor_split(agents)  # agent i's examples are the problem's
+    data.partition = torch.arange(len(examples_PE)).tensor_split(agents)  # agent i's examples are the problem's
     setup, state = assemble(config, AsModule(problem).double(), dealt, CPU)
     if walk.alike:
-        data.picks = _alike(data, walk.alike)  # type: ignore[method-assign]
+        data.indices = _alike(data, walk.alike)  # type: ignore[method-assign]
     copies = cast(Topology, Copies(walk.mixing, walk.copies))
     setup = setup._replace(topology=copies, exchange=Simulated(copies, torch.float64, CPU))
     return setup, state._replace(memory={"point/0": problem.free_DF})
@@ -82,14 +82,14 @@ def prepared(walk: Walk) -> tuple[Setup, State]:
 
 def _alike(data: TaskData, agents: int) -> Callable[..., Tensor]:
     """Picks in which so many agents in a row draw what the first of them draws; they must have the same examples."""
-    original, size = data.picks, len(data.shards[0])
+    original, size = data.indices, len(data.partition[0])
 
-    def picks(*path: Any) -> Tensor:
-        picks_SABK = original(*path)
-        first = torch.arange(picks_SABK.shape[1]) // agents * agents
-        return picks_SABK[:, first] + ((torch.arange(picks_SABK.shape[1]) - first) * size)[None, :, None, None]
+    def indices(*path: Any) -> Tensor:
+        indices_SABK = original(*path)
+        first = torch.arange(indices_SABK.shape[1]) // agents * agents
+        return indices_SABK[:, first] + ((torch.arange(indices_SABK.shape[1]) - first) * size)[None, :, None, None]
 
-    return picks
+    return indices
 
 
 def walked(walk: Walk) -> Iterator[Tensor]:
@@ -110,13 +110,13 @@ def stepped(walk: Walk) -> Steps:
     """A walk with the gradients of every step, taken anew on its examples."""
     setup, state = prepared(walk)
     (data,), shape = setup.tasks, (walk.copies, len(walk.mixing), -1)
-    picks_KABI = data.picks(0, setup.exchange.agents, walk.batch)
+    indices_KABI = data.indices(0, setup.exchange.agents, walk.batch)
     coords, grads, moves = [], [], []
     for step, (agents, coords_AF) in enumerate(_steps(setup, state)):
         coords.append(coords_AF.clone().view(shape))
         if step < walk.steps:
             built = agents.build(coords_AF, whole=True)
-            _, move_AF, whole = agents.gradients_at(built, *data.batch(picks_KABI[step]))
+            _, move_AF, whole = agents.gradients_at(built, *data.batch(indices_KABI[step]))
             grads.append(whole["point"].reshape(shape))
             moves.append(move_AF.view(shape))
     return Steps(torch.stack(coords), torch.stack(grads), torch.stack(moves))

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 
-from codecl.data import unpickle
+from codecl.data.readers import unpickle
 from codecl.data.readers.shapes import as_images, as_labels
 from codecl.data.readers.tree import Tree
 from codecl.data.store import Array, ImageSet, Split

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from codecl.data import unpickle
+from codecl.data.readers import unpickle
 from codecl.data.readers.shapes import as_bytes, as_labels
 from codecl.data.readers.tree import Tree
 from codecl.data.store import ImageSet, Split

@@ -1,0 +1,1 @@
+"""Agents spread over processes, on torch.distributed."""

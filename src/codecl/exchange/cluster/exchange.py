@@ -1,0 +1,161 @@
+"""Agents spread over the ranks of `torch.distributed`: only rows that another rank's agents hear move, while the
+gradient is computed.
+
+Shapes: A agents of this rank, D numbers of a message, H agents elsewhere that are heard here.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from codecl.errors import ConfigError
+from codecl.exchange.base import Sent, Tensors, Traffic, digest, nbytes
+from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Form, Posted, Wire, forms, packed, unpacked
+from codecl.exchange.topology import Topology
+
+
+def blocks(agents: int, ranks: int) -> list[range]:
+    """The agents of each rank, in order. Law: every agent once, sizes differ by at most one."""
+    if ranks > agents:
+        raise ConfigError(f"agents: {agents} cannot be spread over {ranks} ranks; start at most {agents} processes")
+    small, more = divmod(agents, ranks)
+    starts = [rank * small + min(rank, more) for rank in range(ranks + 1)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+class Round(NamedTuple):
+    """A gossip round on its way: own rows are here, those of others arrive."""
+
+    mixing_AA: Tensor
+    rows_AD: Tensor
+    mixing_AH: Tensor
+    heard_HD: Tensor
+    posted: Posted
+    waited: Callable[[float], None]  # told how many seconds a wait took
+
+    def wait(self) -> Tensor:
+        """Σⱼ wᵢⱼ xⱼ over the agents j that i hears, and i itself."""
+        mixed_AD = self.mixing_AA @ self.rows_AD  # others may still be on their way
+        began = time.perf_counter()
+        self.posted.wait(ROUND)
+        self.waited(time.perf_counter() - began)
+        return mixed_AD.addmm_(self.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
+
+
+class Cluster:
+    """Law: gives what `simulated` gives, and counts what it counts, whatever the blocks."""
+
+    on_device = False  # a round is work of the network too
+
+    def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device, rank: int, size: int) -> None:
+        self.topology, self.rank, self.size = topology, rank, size
+        self.blocks = blocks(topology.agents, size)
+        self.agents: Sequence[int] = self.blocks[rank]
+        self.home = {agent: number for number, block in enumerate(self.blocks) for agent in block}
+        self.wire = Wire(device, self._name)
+        self.traffic = Traffic(self._everywhere)
+        self.waited_s = 0.0  # for rows of other ranks, in all rounds
+        crossing = sorted({(self.home[i], j) for j, i in topology.edges if self.home[i] != self.home[j]})
+        ours = [(to, j - self.agents[0]) for to, j in crossing if j in self.agents]
+        self._sends = {  # to each rank: these rows of ours
+            to: torch.tensor([row for hearer, row in ours if hearer == to], device=device) for to, _ in ours
+        }
+        heard = [j for hearer, j in crossing if hearer == rank]  # in order, so those of a rank lie side by side
+        self._receives = Counter(self.home[j] for j in heard)
+        self._from = sum(j in self.agents for j, _ in topology.edges)  # directed edges that leave agents of this rank
+        mixing_AN = torch.from_numpy(topology.mixing)[list(self.agents)].to(device, dtype)
+        self._mixing_AA, self._mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
+
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Round:
+        self.traffic.count(kind, self._from, nbytes(rows_AD[0]))
+        heard_HD = rows_AD.new_empty(self._mixing_AH.shape[1], rows_AD.shape[1])
+        parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
+        sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
+        posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
+        return Round(self._mixing_AA, rows_AD, self._mixing_AH, heard_HD, posted, self._waited)
+
+    def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
+        sums = dict(zip(self.agents, map(dict, parts), strict=True))
+        form, posted = forms(parts[0]), []
+        for parent, child in reversed(self.topology.tree_to(root)):
+            arrived: dict[str, Tensor] = {}
+            if child in sums:
+                arrived = sums.pop(child)
+                for tensor in arrived.values():
+                    self.traffic.count("reduce", 1, nbytes(tensor))
+                if parent not in sums:
+                    posted.append(self.wire.send(self.home[parent], packed(arrived, self.wire.device)))
+            elif parent in sums:
+                empty = torch.empty(sum(one.size for one in form), dtype=torch.uint8, device=self.wire.device)
+                arrived = unpacked(self.wire.receive(self.home[child], empty), form)
+            if parent in sums:
+                sums[parent] = {name: value + arrived[name] for name, value in sums[parent].items()}
+        for post in posted:
+            post.wait(BOUNDARY)
+        return sums.get(root)
+
+    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
+        """A rank hears it once, along the first edge of `root`'s tree that leads to it, and sends it on."""
+        tree = self.topology.tree(root)
+        above: dict[int, int] = {}  # rank -> the one it hears from
+        for parent, child in tree:
+            if self.home[child] != self.home[root]:
+                above.setdefault(self.home[child], self.home[parent])
+        if self.rank in above:
+            header = self.wire.hear(above[self.rank])
+            flat, arrived, announced = self._heard(above[self.rank], header)
+        else:
+            assert payload is not None, "the root lives here"
+            flat, arrived, announced = packed(payload, self.wire.device), dict(payload), digest(payload)
+            header = json.dumps({"digest": announced, "tensors": forms(payload)}).encode()
+        below = [rank for rank, hears in above.items() if hears == self.rank]
+        posted = [post for rank in below for post in (*self.wire.say(rank, header), self.wire.send(rank, flat))]
+        self.traffic.count("flood", sum(parent in self.agents for parent, _ in tree), flat.numel())
+        for post in posted:
+            post.wait(BOUNDARY)
+        return arrived, announced
+
+    def _waited(self, seconds: float) -> None:
+        self.waited_s += seconds
+
+    def consensus_error(self, rows_AD: Tensor) -> float:
+        mean_D = self._summed(rows_AD.sum(0)) / self.topology.agents
+        return float(self._summed((rows_AD - mean_D).square().sum()) / self.topology.agents)
+
+    def gather(self, rows_A: Tensor) -> Tensor:
+        everyone = rows_A.new_zeros(self.topology.agents, *rows_A.shape[1:])
+        everyone[list(self.agents)] = rows_A
+        return self._summed(everyone)
+
+    def _heard(self, peer: int, header: bytes) -> tuple[Tensor, dict[str, Tensor], str]:
+        told = json.loads(header)
+        known = [Form(*form) for form in told["tensors"]]
+        empty = torch.empty(sum(form.size for form in known), dtype=torch.uint8, device=self.wire.device)
+        flat = self.wire.receive(peer, empty)
+        return flat, unpacked(flat, known), told["digest"]
+
+    def _summed(self, values: Tensor) -> Tensor:
+        """The sum over ranks, the same at all, bit for bit: up a binary tree of ranks and down again. For watching."""
+        below = range(2 * self.rank + 1, min(2 * self.rank + 3, self.size))
+        for peer in below:
+            values = values + self.wire.receive(peer, torch.empty_like(values))
+        if self.rank:
+            above = (self.rank - 1) // 2
+            self.wire.send(above, values).wait(BOUNDARY)
+            values = self.wire.receive(above, torch.empty_like(values))
+        self.wire.post(dict.fromkeys(below, values), {}).wait(BOUNDARY)
+        return values
+
+    def _everywhere(self, sent: Sent) -> Sent:
+        return Sent(*self._summed(torch.tensor(sent, device=self.wire.device)).tolist())
+
+    def _name(self, rank: int) -> str:
+        block = self.blocks[rank]
+        return f"rank {rank} (agents {block[0]}-{block[-1]})" if len(block) > 1 else f"rank {rank} (agent {block[0]})"

@@ -1,0 +1,207 @@
+"""The processes of a run: how they meet, who leads, and how they end together when one of them fails.
+
+A launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and LOCAL_RANK). The first rank that
+fails leaves a note where all can read it, before it closes its connections: whoever then misses it says, and ends
+with, what the note says.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
+from codecl.exchange.base import Exchange
+from codecl.exchange.cluster.exchange import Cluster, blocks
+from codecl.exchange.cluster.signals import on_terminate
+from codecl.exchange.cluster.wire import BOUNDARY, RankLost, Wire
+from codecl.exchange.simulated import Simulated
+from codecl.exchange.topology import Topology
+from codecl.registry import reason
+
+NAMES = ("simulated", "cluster")
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MEET = timedelta(seconds=60)
+LINGER_S = 5.0  # rank 0 may keep the note: it stays until the others have read it
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+INTERRUPTED = 130
+KINDS: dict[int, type[CodeclError]] = {2: ConfigError, 3: DataError}
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes of a run, as this one sees them. One alone is all of them."""
+
+    def __init__(self, exchange: str, device: torch.device, rank: int = 0, size: int = 1) -> None:
+        self.name, self.device, self.rank, self.size = exchange, device, rank, size
+        self._wire = Wire(device)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    def broadcast(self, look: Callable[[], T]) -> T:
+        """What the leading rank finds when it looks, at every rank. Plain values only: they travel as JSON."""
+        if self.size == 1:
+            return look()
+        found = self.broadcast_bytes(lambda: json.dumps(look()).encode())
+        out: T = json.loads(found)
+        return out
+
+    def broadcast_bytes(self, look: Callable[[], bytes]) -> bytes:
+        """The same for bytes."""
+        if not self.is_main:
+            return self._wire.hear(0)
+        found = look()
+        for post in [post for peer in range(1, self.size) for post in self._wire.say(peer, found)]:
+            post.wait(BOUNDARY)
+        return found
+
+    def exchange(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> Exchange:
+        if self.name == "simulated":
+            return Simulated(topology, dtype, device)
+        return Cluster(topology, dtype, device, self.rank, self.size)
+
+    def own(self, purpose: str) -> str:
+        """A purpose of randomness that differs between ranks."""
+        return f"{purpose}/{self.rank}" if self.rank else purpose
+
+    def check(self, agents: int) -> None:
+        """Refuse more ranks than agents."""
+        blocks(agents, self.size)
+
+
+_joined: Ranks | None = None  # by an outer call in this process
+_meetings = 0  # so far: a launcher's store outlives each, and the next must not read what the last has left there
+
+
+@contextmanager
+def joined(exchange: str, device: torch.device) -> Iterator[Ranks]:
+    """In here the ranks are together. Inside another call: those that it has joined.
+
+    `exchange`: simulated, cluster, or auto: cluster where a launcher started more than one process."""
+    global _joined
+    name = chosen(exchange)
+    if _joined is not None:
+        yield _joined
+    elif name == "simulated":
+        yield Ranks(name, device)
+    else:
+        here, store = _meet(device)
+        _joined = here
+        with on_terminate(_terminated):
+            try:
+                yield here
+                here.broadcast(lambda: None)  # nobody leaves while another may still wait for it
+            except BaseException as error:
+                raise _failed(here, store, error) from error
+            finally:
+                _joined = None
+                _part()
+
+
+def chosen(exchange: str) -> str:
+    if exchange == "auto":
+        return "cluster" if os.environ.get("WORLD_SIZE", "1") != "1" else "simulated"
+    if exchange not in NAMES:
+        raise ConfigError(f"exchange: {exchange!r} is not one of auto, {', '.join(NAMES)}")
+    return exchange
+
+
+def _meet(device: torch.device) -> tuple[Ranks, Store]:
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"exchange: cluster needs a launcher that sets {', '.join(VARIABLES)} ({missing[0]} is not set), such as"
+            " torchrun --nproc-per-node 4 -m codecl run …"
+        )
+    if dist.is_initialized():
+        raise ConfigError("exchange: torch.distributed is in use already in this process; leave it to codecl")
+    global _meetings
+    _meetings += 1
+    device = _own(device)
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=MEET)))
+        dist.init_process_group(
+            BACKENDS[device.type],
+            store=PrefixStore(f"codecl/{_meetings}/group", store),
+            rank=rank,
+            world_size=size,
+            timeout=MEET,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        raise RunFailed(f"rank {rank}: {size} ranks did not meet at {where} ({reason(error)})") from error
+    return Ranks("cluster", device, rank, size), PrefixStore(f"codecl/{_meetings}/run", store)
+
+
+def _own(device: torch.device) -> torch.device:
+    """A rank's own GPU; the CPU is everyone's."""
+    if device.type != "cuda":
+        return device
+    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= there:
+        raise ConfigError(f"exchange: rank {number} of this machine has no GPU ({there} here); start {there} processes")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _failed(here: Ranks, store: Store, error: BaseException) -> BaseException:
+    """Leave a note, or find that of the rank that failed first: that is what happened."""
+    note = {"by": here.rank, "text": _text(here, error), "code": _code(error), "lost": isinstance(error, RankLost)}
+    try:
+        first = json.loads(store.compare_set("note", "", json.dumps(note)))
+    except RuntimeError:
+        first = {**note, "text": f"rank 0 is gone, and with it the place where all meet ({note['text']})"}
+    _part()  # the others notice
+    if here.is_main:
+        _linger(store, here.size - 1 - first["lost"])
+    else:
+        with suppress(RuntimeError):
+            store.add("read", 1)
+    if not isinstance(error, CodeclError):
+        return error
+    out = KINDS.get(first["code"], RunFailed)(first["text"])
+    out.said = first["by"] != here.rank
+    return out
+
+
+def _text(here: Ranks, error: BaseException) -> str:
+    if isinstance(error, RankLost):
+        return str(error)
+    what = "interrupted" if _code(error) == INTERRUPTED else str(error) or type(error).__name__
+    return f"{what} (rank {here.rank} of {here.size})"
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    code: Any = getattr(error, "exit_code", getattr(error, "code", 1))
+    return code if isinstance(code, int) else 1
+
+
+def _linger(store: Store, others: int) -> None:
+    deadline = time.monotonic() + LINGER_S
+    with suppress(RuntimeError):
+        while store.add("read", 0) < others and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _terminated() -> RunFailed:
+    return RunFailed("ended by the launcher (SIGTERM)")

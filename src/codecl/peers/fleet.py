@@ -1,0 +1,305 @@
+"""A fleet: agents as peers, each a process on a machine of its own. What all of them know (`fleet.yaml`: the config,
+places, certificates; nothing secret), what is one agent's own (`agent.yaml`, a key, a certificate), how both are made
+and checked."""
+
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from codecl.errors import ConfigError
+from codecl.exchange import topology as topologies
+from codecl.exchange.topology import Topology
+from codecl.peers import certificates
+from codecl.peers.certificates import Certificate, Key, holder, ip_of, issued
+from codecl.peers.certificates import agent_of as agent_of
+from codecl.peers.certificates import name_of as name_of
+from codecl.peers.certificates import sign as sign
+from codecl.peers.certificates import signed_by as signed_by
+from codecl.runs import config as configs
+from codecl.runs import yamlfile
+from codecl.runs.config import RunConfig
+
+ANEW = "make the fleet anew with `codecl peer init`"
+AGAIN = "take the agent's folder as `codecl peer init` made it"
+FORM = "write HOST:PORT, for example 10.0.0.5:7700 or [fd00::5]:7700"
+
+
+class PeersConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    deadline: float | None = Field(5.0, gt=0, description="seconds a step waits for a neighbour; null: for ever")
+    silence: float = Field(
+        30.0, gt=0, validate_default=True, description="seconds without a sign of life: the agent counts as dead"
+    )
+    meet: float = Field(600.0, gt=0, description="seconds to wait for the others at the start")
+    min_images: int = Field(16, ge=1, description="least number of images from which an agent may grow")
+
+    @field_validator("silence")
+    @classmethod
+    def _not_before_the_deadline(cls, silence: float, info: ValidationInfo) -> float:
+        deadline = info.data.get("deadline")
+        if deadline is not None and silence < deadline:
+            raise ValueError(f"it should be at least the deadline, {deadline:g}")
+        return silence
+
+
+class Place(BaseModel):
+    """Where an agent is, and its certificate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field(max_length=253, description="an IP address or a host name")
+    port: int = Field(ge=1, le=65535)
+    certificate: str = Field(description="PEM")
+
+    @field_validator("host")
+    @classmethod
+    def _a_host(cls, host: str) -> str:
+        if ip_of(host) is None and not re.fullmatch(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", host, re.I | re.A):
+            raise ValueError("it should be an IP address or a host name")
+        return host
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, as others dial it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Fleet(BaseModel):
+    """What all agents know. Checked whole: the digest, the number of places, every certificate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    name: str = Field(pattern=r"^[0-9a-f]{12}$", description="new with every init")
+    config: dict[str, Any] = Field(description="the RunConfig")
+    digest: str = Field(description="of the config")
+    peers: PeersConfig = PeersConfig()
+    places: tuple[Place, ...] = Field(description="by agent")
+    authority: str = Field(description="PEM: who signed the agents' certificates")
+
+    def run_config(self) -> RunConfig:
+        return configs.parse(self.config)
+
+    def dump(self) -> str:
+        return yamlfile.dump(self.model_dump(mode="json", by_alias=True))
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        config = self.run_config()
+        if config.digest() != self.digest:
+            raise ValueError(f"digest: {self.digest[:12]} is not that of the config as this codecl reads it; {ANEW}")
+        if len(self.places) != config.agents:
+            raise ValueError(f"places: there are {len(self.places)} for {config.agents} agents; {ANEW}")
+        authority = _certificate(self.authority, "authority")
+        for agent, place in enumerate(self.places):
+            field = f"places.{agent}.certificate"
+            certificate = _certificate(place.certificate, field)
+            if not issued(certificate, authority):
+                raise ValueError(f"{field}: not signed by the fleet's authority; {ANEW}")
+            if holder(certificate, self.name) != agent:
+                raise ValueError(f"{field}: does not name {name_of(self.name, agent)}; {ANEW}")
+        return self
+
+
+def _certificate(pem: str, field: str) -> Certificate:
+    try:
+        return certificates.load(pem)
+    except ValueError:
+        raise ValueError(f"{field}: is not a certificate; {ANEW}") from None
+
+
+class LocalDataConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    local_path: str | None = Field(None, description="path of this agent's own data; null: its shard of the stream")
+
+
+class AgentFile(BaseModel):
+    """What `agent.yaml` holds; paths of fleet, key and certificate start at its folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    agent: int = Field(ge=0, description="its number in the fleet")
+    fleet: str = Field("fleet.yaml", description="what all agents know")
+    key: str = Field("key.pem", description="secret: it stays on this machine")
+    certificate: str = Field("certificate.pem", description="of the key, signed by the fleet's authority")
+    listen: str = Field("", description="HOST:PORT to listen on; empty: the fleet's port on every interface")
+    reach: dict[int, str] = Field({}, description="HOST:PORT of agents that are reached elsewhere than the fleet says")
+    out: str = Field("runs", description="where run folders go")
+    device: str = Field("auto", description="auto, cpu or cuda")
+    data: LocalDataConfig = Field(
+        LocalDataConfig(), description="local_path: path of this agent's own data; null: its shard"
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _an_address(cls, listen: str) -> str:
+        if listen:
+            address_of(listen, "listen")
+        return listen
+
+    @field_validator("reach")
+    @classmethod
+    def _addresses(cls, reach: dict[int, str]) -> dict[int, str]:
+        for text in reach.values():
+            address_of(text, "reach")
+        return reach
+
+    def dump(self) -> str:
+        parts = [(type(self).model_fields[key].description, {key: value}) for key, value in self.model_dump().items()]
+        return "".join(f"# {about}\n{yamlfile.dump(part)}" for about, part in parts)
+
+
+class Identity(NamedTuple):
+    """Who an agent is to the others. All PEM."""
+
+    agent: int
+    fleet: str
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+
+class Member(NamedTuple):
+    """An agent with all that it has been given."""
+
+    fleet: Fleet
+    identity: Identity
+    settings: AgentFile
+    folder: Path
+
+    @property
+    def listen(self) -> str:
+        """HOST:PORT to listen on: a loopback host listens there alone, any other on every interface."""
+        place = self.fleet.places[self.settings.agent]
+        ip = ipaddress.ip_address("127.0.0.1") if place.host.lower() == "localhost" else ip_of(place.host)
+        if ip is None or not ip.is_loopback:
+            ip = ipaddress.ip_address("0.0.0.0" if ip is None or ip.version == 4 else "::")
+        return self.settings.listen or place.model_copy(update={"host": str(ip)}).address
+
+
+def address_of(text: str, where: str) -> tuple[str, int]:
+    """HOST:PORT in two; `where` it was written, for who has to mend it."""
+    host, _, port = text.strip().rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in host and bare == host) or not (port.isascii() and port.isdecimal() and len(port) < 6):
+        raise ConfigError(f"{where}: {text!r} is not an address; {FORM}")
+    return bare, int(port)
+
+
+def topology_of(fleet: Fleet) -> Topology:
+    config = fleet.run_config()
+    return topologies.build(config.topology, config.agents, config.seed)
+
+
+def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path) -> list[Path]:
+    """Make a fleet's files: `fleet.yaml`, `authority/`, and for each agent a folder with all that its machine needs.
+
+    Gives each `agent.yaml`. The authority's key signs agents and nothing else: put it away when they are made."""
+    topologies.build(config.topology, config.agents, config.seed)  # one that cannot be is refused here
+    _check_addresses(config, addresses)
+    _check_folder(folder)
+    name, authority_key = secrets.token_hex(6), certificates.new_key()
+    authority = certificates.of_authority(name, authority_key)
+    places, keys = [], []
+    for agent, (host, port) in enumerate(addresses):
+        place = yamlfile.checked(Place, {"host": host, "port": port, "certificate": ""}, f"address of agent {agent}")
+        keys.append(certificates.new_key())
+        certificate = certificates.of_agent(name_of(name, agent), host, keys[-1], authority, authority_key)
+        places.append(place.model_copy(update={"certificate": certificates.pem(certificate).decode()}))
+    fleet = Fleet(
+        name=name,
+        config=config.model_dump(mode="json"),
+        digest=config.digest(),
+        peers=peers,
+        places=tuple(places),
+        authority=certificates.pem(authority).decode(),
+    )
+    try:
+        return _write(fleet, folder, authority_key, keys)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror or error}); choose another folder") from error
+
+
+def _check_addresses(config: RunConfig, addresses: Sequence[tuple[str, int]]) -> None:
+    if len(addresses) != config.agents:
+        raise ConfigError(f"addresses: there are {len(addresses)} for {config.agents} agents; give one for each")
+    seen = [(host.lower(), port) for host, port in addresses]
+    twice = next((address for number, address in enumerate(seen) if address in seen[:number]), None)
+    if twice:
+        raise ConfigError(f"addresses: {twice[0]}:{twice[1]} is there twice; give each agent its own")
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; choose another folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: is there already and is not empty; choose another folder, or remove it")
+
+
+def _write(fleet: Fleet, folder: Path, authority: Key, keys: Sequence[Key]) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    _own(folder / "authority", authority, fleet.authority)
+    text, made = fleet.dump(), []
+    for agent, (key, place) in enumerate(zip(keys, fleet.places, strict=True)):
+        own = folder / f"agent-{agent}"
+        _own(own, key, place.certificate)
+        (own / "fleet.yaml").write_text(text, encoding="utf-8")
+        made.append(own / "agent.yaml")
+        made[-1].write_text(AgentFile(agent=agent).dump(), encoding="utf-8")
+    (folder / "fleet.yaml").write_text(text, encoding="utf-8")
+    return made
+
+
+def _own(folder: Path, key: Key, certificate: str) -> None:
+    """A folder for its owner alone, with a key that never was anyone else's to read."""
+    folder.mkdir(mode=0o700)
+    with os.fdopen(os.open(folder / "key.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(certificates.key_pem(key))
+    (folder / "certificate.pem").write_text(certificate, encoding="utf-8")
+
+
+def read(path: Path) -> Member:
+    """The agent that an `agent.yaml` describes, everything in it checked."""
+    settings = yamlfile.read(AgentFile, path, AGAIN)
+    at_fleet = path.parent / settings.fleet
+    fleet = yamlfile.read(Fleet, at_fleet, AGAIN)
+    if settings.agent >= len(fleet.places):
+        allowed = f"{at_fleet} has agents 0 to {len(fleet.places) - 1}"
+        raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {allowed}")
+    return Member(fleet, _identity(fleet, settings, path), settings, path.parent)
+
+
+def _identity(fleet: Fleet, settings: AgentFile, path: Path) -> Identity:
+    """Key and certificate of the agent, which fit each other and the fleet."""
+    agent, at_key, at = settings.agent, path.parent / settings.key, path.parent / settings.certificate
+    key, pem = yamlfile.read_bytes(at_key, AGAIN), yamlfile.read_bytes(at, AGAIN)
+    try:
+        certificate = certificates.load(pem)
+    except ValueError:
+        raise ConfigError(f"{at}: is not a certificate; {AGAIN}") from None
+    found = holder(certificate, fleet.name)
+    if found is None:
+        raise ConfigError(f"{at}: is not a certificate of fleet {fleet.name}; {AGAIN}")
+    if found != agent:
+        raise ConfigError(f"{at}: is of agent {found}, but {path} says agent {agent}; {AGAIN}")
+    if certificate != certificates.load(fleet.places[agent].certificate):
+        raise ConfigError(f"{at}: is not the certificate of agent {agent} in {settings.fleet}; {AGAIN}")
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not first <= datetime.datetime.now(datetime.UTC) <= last:
+        raise ConfigError(f"{at}: is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; set the clock right, or {ANEW}")
+    try:
+        fits = signed_by(pem, b"codecl", sign(key, b"codecl"))
+    except (ValueError, TypeError):
+        raise ConfigError(f"{at_key}: is not a key that can be read; {AGAIN}") from None
+    if not fits:
+        raise ConfigError(f"{at_key}: does not fit the certificate {at}; {AGAIN}")
+    return Identity(agent, fleet.name, key, pem, fleet.authority.encode())

@@ -1,0 +1,292 @@
+"""Connections between neighbours: gRPC with mutual TLS, one a pair, dialled by the agent with the lower number.
+
+TLS checks that the other side holds a certificate of this fleet's authority; here is checked that it is the neighbour
+that the topology says. Whoever else knocks is refused and logged.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import grpc
+
+from codecl.peers.frames import BadFrame
+from codecl.peers.log import RateLimitedLog
+
+log = logging.getLogger("codecl.peers")
+SERVICE, METHOD = "codecl.Peers", "Link"
+RETRY_S, MAX_RETRY_S = 0.1, 2.0
+JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
+MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
+GRPC_SLACK = 8 << 20  # of a message, beside its tensors
+
+
+class Keys(NamedTuple):
+    """What this agent proves itself with, all PEM; and how certificates call agents."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+    name_of: Callable[[int], str]
+    agent_of: Callable[[str], int | None]
+
+
+class Listener(NamedTuple):
+    """Whom links tell what happens; called from threads of their own."""
+
+    heard: Callable[[int, bytes], None]  # a frame of this agent; BadFrame closes the link
+    changed: Callable[[int, bool, str], None]  # a link is up or down, and why
+    admits: Callable[[int], bool]  # whether this agent may be a neighbour now
+
+
+class Link:
+    """One way out to a neighbour: frames wait here until gRPC takes them."""
+
+    def __init__(self, peer: int, most: int) -> None:
+        self.peer, self.most, self.open, self.why = peer, most, True, ""
+        self._out: deque[tuple[bytes, bool]] = deque()
+        self._changed = threading.Condition()
+        self.cancel: Callable[[], Any] = lambda: None  # ends what waits for a neighbour that takes nothing
+
+    def put(self, data: bytes, may_drop: bool) -> None:
+        """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
+        with self._changed:
+            self._out.append((data, may_drop))
+            waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
+            if len(waiting) > self.most:
+                del self._out[waiting[0]]
+            full = len(self._out) > MAX_WAITING
+            self._changed.notify()
+        if full:
+            self.close("it takes nothing")
+
+    @property
+    def waiting(self) -> int:
+        """Frames that may not be dropped and are not taken yet."""
+        with self._changed:
+            return sum(not drop for _, drop in self._out)
+
+    def frames(self) -> Iterator[bytes]:
+        while True:
+            with self._changed:
+                while not self._out and self.open:
+                    self._changed.wait()
+                if not self._out:  # closed, and all is out
+                    return
+                data, _ = self._out.popleft()
+            yield data
+
+    def close(self, why: str = "", at_once: bool = True) -> None:
+        with self._changed:
+            self.open, self.why = False, self.why or why
+            if at_once:
+                self._out.clear()
+            self._changed.notify_all()
+        if at_once:
+            self.cancel()
+
+
+class Links:
+    """The connections of one agent."""
+
+    def __init__(
+        self, me: int, keys: Keys, places: Mapping[int, str], listen: str, listener: Listener, most: int, ahead: int
+    ) -> None:
+        self.me, self.keys, self.places, self.listener, self.ahead = me, keys, places, listener, ahead
+        self._links: dict[int, Link] = {}
+        self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
+        self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
+        self._lock = threading.Lock()
+        self._say = RateLimitedLog(log)
+        self._not_before: dict[int, float] = {}  # who may dial us again, and when
+        self._options = [
+            ("grpc.max_receive_message_length", most + GRPC_SLACK),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", int(RETRY_S * 1000)),
+            ("grpc.min_reconnect_backoff_ms", int(RETRY_S * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(MAX_RETRY_S * 1000)),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.so_reuseport", 0),
+        ]
+        self._workers = ThreadPoolExecutor(len(places) + 4, thread_name_prefix="served")
+        self._server = self._serving(listen)
+
+    def _serving(self, listen: str) -> Any:
+        server = grpc.server(self._workers, options=self._options)
+        handler = grpc.stream_stream_rpc_method_handler(self._answer)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+        pair = [(self.keys.key, self.keys.certificate)]
+        credentials = grpc.ssl_server_credentials(pair, self.keys.authority, require_client_auth=True)
+        try:
+            bound = server.add_secure_port(listen, credentials)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            from codecl.errors import ConfigError
+
+            raise ConfigError(f"listen: {listen} cannot be listened on; is another agent running there?")
+        server.start()
+        return server
+
+    @property
+    def up(self) -> set[int]:
+        with self._lock:
+            return {peer for peer, link in self._links.items() if link.open}
+
+    def send(self, peer: int, data: bytes, may_drop: bool = False) -> bool:
+        """Whether there is a link to take it."""
+        with self._lock:
+            link = self._links.get(peer)
+        if link is None or not link.open:
+            return False
+        link.put(data, may_drop)
+        return True
+
+    def waiting(self, peer: int) -> int:
+        with self._lock:
+            link = self._links.get(peer)
+        return link.waiting if link else 0
+
+    def want(self, peers: set[int]) -> None:
+        """Hold links to these agents and to nobody else."""
+        ours = {peer for peer in peers if self.me < peer}
+        for peer in ours - set(self._dialled):
+            stop = self._dialled[peer] = threading.Event()
+            threading.Thread(target=self._dial, args=(peer, stop), name=f"dial-{peer}", daemon=True).start()
+        for peer in set(self._dialled) - ours:
+            self._dialled.pop(peer).set()
+        for peer in self.up - peers:
+            self.drop(peer, "no longer a neighbour")
+
+    def drop(self, peer: int, why: str) -> None:
+        with self._lock:
+            link = self._links.get(peer)
+        if link:
+            link.close(why)
+
+    def close(self) -> None:
+        """What is on its way out still leaves."""
+        for stop in self._dialled.values():
+            stop.set()
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.close("this agent ends", at_once=False)
+        self._server.stop(2.0).wait()
+        self._workers.shutdown(wait=False)
+        deadline = time.monotonic() + JOIN_S
+        for thread, link in list(self._dialling.items()):
+            if link in links:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            link.close()
+            thread.join(JOIN_S)
+
+    def _dial(self, peer: int, stop: threading.Event) -> None:
+        name = self.keys.name_of(peer)
+        credentials = grpc.ssl_channel_credentials(self.keys.authority, self.keys.key, self.keys.certificate)
+        options = [*self._options, ("grpc.ssl_target_name_override", name)]
+        pause, said = RETRY_S, ""
+        with grpc.secure_channel(self.places[peer], credentials, options) as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            while not stop.is_set():
+                link, began = Link(peer, self.ahead), time.monotonic()
+                stream = call(link.frames())
+                link.cancel = stream.cancel
+                self._dialling[threading.current_thread()] = link
+                why = self._read(link, stream, on_first=True)
+                stream.cancel()
+                if stop.is_set():
+                    break
+                if why != said:
+                    about = peer, self.places[peer], why
+                    self._say(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
+                pause = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(1.5 * pause, MAX_RETRY_S)
+                said = why
+                stop.wait(pause)
+        self._dialling.pop(threading.current_thread(), None)
+
+    def _answer(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """A neighbour has dialled us."""
+        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        peer = self.keys.agent_of(names[0]) if names else None
+        if peer is None or peer >= self.me or not self.listener.admits(peer):
+            who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
+            line = "refused: %s from %s is no neighbour that dials agent %d"
+            self._say(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
+            return
+        if not self._admitted(peer):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
+            return
+        link = Link(peer, self.ahead)
+        link.cancel = context.cancel
+        context.add_callback(link.close)
+        threading.Thread(target=self._read, args=(link, frames), name=f"read-{peer}", daemon=True).start()
+        yield from link.frames()
+
+    def _admitted(self, peer: int) -> bool:
+        """Whoever dials over and over, or sent what does not fit, has to wait."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._not_before.get(peer, now):
+                return False
+            self._not_before[peer] = now + RETRY_S
+        return True
+
+    def _read(self, link: Link, frames: Any, on_first: bool = False) -> str:
+        """Take in frames until the link ends; why it did."""
+        known = not on_first
+        if known:
+            self._up(link)
+        try:
+            if on_first:  # the server's first frame shows that it took us
+                link.put(b"", False)
+            for data in frames:
+                if not known:
+                    known = True
+                    self._up(link)
+                if data:
+                    self.listener.heard(link.peer, data)
+                if not link.open:
+                    break
+            link.close("it closed the link")
+        except BadFrame as error:
+            line = "refused: a frame of agent %d (%s); its link is closed"
+            self._say(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
+            with self._lock:
+                self._not_before[link.peer] = time.monotonic() + MAX_RETRY_S
+            link.close(f"a frame that does not fit: {error}")
+        except grpc.RpcError as error:
+            said = getattr(error, "details", lambda: "")() or type(error).__name__
+            link.close(str(said).splitlines()[0][:120])
+        except Exception as error:  # gRPC raises a bare exception where a call was cancelled under a reader
+            link.close(type(error).__name__)
+            if known and not isinstance(error, grpc.RpcError) and type(error) is not Exception:
+                log.exception("agent %d: reading failed", link.peer)
+        if known:
+            self._down(link)
+        return link.why
+
+    def _up(self, link: Link) -> None:
+        with self._lock:
+            before = self._links.get(link.peer)
+            self._links[link.peer] = link
+        if before:
+            before.close("it dialled again")
+        link.put(b"", False)  # so that the other side knows
+        self.listener.changed(link.peer, True, "")
+
+    def _down(self, link: Link) -> None:
+        with self._lock:
+            current = self._links.get(link.peer) is link
+            if current:
+                del self._links[link.peer]
+        if current:
+            self.listener.changed(link.peer, False, link.why)

@@ -1,0 +1,1 @@
+"""What a run will be, before anything trains."""

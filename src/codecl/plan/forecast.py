@@ -1,0 +1,210 @@
+"""What a task will send, before anything trains: from the places of a module's parameters, and from a recorded run.
+
+Numbers are counted, then multiplied by their bytes. "A send" is one message up or down a tree: every tree of N agents
+has N - 1 of them, whoever is chosen.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from codecl.errors import ConfigError, DataError
+from codecl.exchange.base import nbytes
+from codecl.methods import METHODS, DEwc
+from codecl.runs import record
+from codecl.runs.config import RunConfig
+from codecl.space import norms
+from codecl.space.growth import memory_of
+from codecl.space.layers import Layer
+from codecl.space.layout import Layout, layout
+from codecl.train.state import Setup, State
+
+Known = Literal["exact", "estimate", "bound", "partly"]
+SURE: tuple[Known, ...] = ("exact", "estimate", "bound", "partly")  # from sure to least sure
+MOMENT = torch.float64.itemsize  # of moments, which are summed in float64
+
+
+class Like(NamedTuple):
+    """A recorded run to go by."""
+
+    folder: Path
+    config: RunConfig
+    coordinates: int  # of a message of its first task
+    free: tuple[Mapping[str, int], ...]  # of each task: free directions of each layer
+    pool: Mapping[int, int]  # bytes of a send at each task's end, where they were recorded
+    flood: Mapping[int, int]
+
+
+class Message(NamedTuple):
+    coordinates: int
+    whole: int  # of full communication
+    free: Mapping[str, int] | None  # free directions by layer; None: not known
+    known: Known
+
+
+class End(NamedTuple):
+    """Bytes of a send at a task's end, beside agreement."""
+
+    pool: int
+    flood: int
+    remembered: int  # of the flood: the method's memory
+    known: Known
+
+
+def read(path: Path) -> Like:
+    """The one recorded run at or under a path."""
+    found = record.find_runs([path])
+    if len(found) > 1:
+        raise ConfigError(f"--like: {path} holds {len(found)} runs; name one, such as {found[0]}")
+    (folder,) = found
+    config, metrics = record.read_config(folder), record.read_metrics(folder)
+    try:
+        facts = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        free = tuple({str(k): int(v) for k, v in layers.items()} for layers in metrics["free_by_task"])
+        coordinates = next(fact["coordinates"] for fact in facts if fact["kind"] == "task")
+        pool, flood = (_a_send(facts, kind, config.agents) for kind in ("grow", "flood"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise DataError(f"{folder}: its record cannot be read ({error})") from error
+    return Like(folder, config, coordinates, free, pool, flood)
+
+
+def _a_send(facts: list[dict[str, Any]], kind: str, agents: int) -> dict[int, int]:
+    """Of each task. What one peer recorded is its own part only, and tells nothing here."""
+    if agents < 2 or any(fact["kind"] == "links" for fact in facts):
+        return {}
+    return {fact["task"]: fact["bytes"] // (agents - 1) for fact in facts if fact["kind"] == kind}
+
+
+class Forecast:
+    """The sizes of a run that is set up, task by task."""
+
+    def __init__(self, config: RunConfig, setup: Setup, state: State, like: Like | None) -> None:
+        self.setup, self.roles, self.config = setup, setup.roles, config
+        self.itemsize = setup.tasks[0].dtype.itemsize
+        self.first = layout(
+            self.roles, state.parameters, setup.method.free({}, self.roles.layers), setup.heads[0], first=True
+        )
+        self.ours = type(setup.method) in METHODS.values()  # of others we know what `free` and a recorded run say
+        self.layers = {layer.name: layer for layer in self.roles.layers}
+        self.body = sum(v.numel() for name, v in state.parameters.items() if name not in self.roles.constant)
+        self.dense = sum(state.parameters[name].numel() for name in self.roles.dense)
+        self.heads = [sum(value.numel() for value in head.values()) for head in setup.heads]
+        self.statistics = self._statistics(state)
+        self.like, self.same = like, like is not None and like.config.decisive() == config.decisive()
+        if like is not None:
+            _check_like(like, config, self.first)
+
+    def message(self, task: int) -> Message:
+        """What every edge carries at each step of a task, and in each round of agreement."""
+        if task == 0:
+            return Message(self.first.size, self.first.whole, self.first.free, "exact")
+        beside = self.heads[task] + self.dense
+        whole = beside + sum(_outputs(layer) * _whole(layer) for layer in self.layers.values())
+        if self.ours and not self._confined():
+            return Message(whole, whole, {name: _whole(layer) for name, layer in self.layers.items()}, "exact")
+        if self.like is None:
+            return Message(whole, whole, None, "bound")
+        free, recorded = self._free(task), task < len(self.like.free)
+        known: Known = "estimate" if not self.same else "exact" if recorded else "bound"
+        size = beside + sum(_outputs(layer) * free[name] for name, layer in self.layers.items())
+        return Message(size, whole, free, known)
+
+    def end(self, task: int) -> End:
+        """What pooling and the flood send."""
+        sums, found = self.statistics if self.setup.train.norm_statistics == "task" else (0, 0)
+        weights = (self.body + self.heads[task]) * self.itemsize + found
+        pool, remembered, known = self._method_end(task)
+        return End(pool + sums, weights + remembered, remembered, known)
+
+    def _method_end(self, task: int) -> tuple[int, int, Known]:
+        """(bytes of a send that the method pools, bytes of its memory in the flood, how sure)."""
+        body, method = self.first_body * self.itemsize, self.setup.method
+        if self.ours and not method.grows:
+            return (body, body, "exact") if isinstance(method, DEwc) else (0, 0, "exact")
+        recorded = self._recorded_end(task)
+        if recorded is not None:
+            return recorded
+        if not self.ours:
+            return 0, 0, "partly"
+        before, after = self._free(task), self._free(task + 1)
+        bases = sum(_inputs(layer) * after[name] for name, layer in self.layers.items())
+        return self._moments(before), bases * self.itemsize, "bound" if self.like is None else "estimate"
+
+    def _recorded_end(self, task: int) -> tuple[int, int, Known] | None:
+        """As the recorded run's events say: only they know the last growth, and the growth of codec-full."""
+        like = self.like
+        if like is None or task not in like.flood or task not in like.pool:
+            return None
+        itemsize = getattr(torch, like.config.dtype).itemsize
+        sums, found = self.statistics if like.config.train.norm_statistics == "task" else (0, 0)
+        found = found // self.itemsize * itemsize
+        memory = (like.flood[task] - found) // itemsize - self.body - self.heads[task]
+        if memory < 0:
+            raise ConfigError(f"--like: {like.folder} flooded less than this model at the end of task {task + 1}")
+        pool = like.pool[task] - sums
+        if self.ours and like.config.growth.subspace_from != self.config.growth.subspace_from:
+            pool = self._moments(self._free(task))
+        elif not self.ours and like.config.dtype != self.config.dtype:
+            pool = pool // itemsize * self.itemsize
+        return pool, memory * self.itemsize, "exact" if self.same else "estimate"
+
+    def _free(self, task: int) -> Mapping[str, int]:
+        """Free directions by layer at a task's start: recorded ones, the last of which is a bound for what comes after;
+        all of them where there is no record, or where it does not tell."""
+        if self.like is None or (self.ours and not self._confined()):
+            return {name: _whole(layer) for name, layer in self.layers.items()}
+        return self.like.free[min(task, len(self.like.free) - 1)]
+
+    def _moments(self, free: Mapping[str, int]) -> int:
+        """Bytes of a lower triangle and an energy for each group, where everyone's images count."""
+        if self.config.growth.subspace_from != "all":
+            return 0
+        sides = (side for name, layer in self.layers.items() for side in _even(free[name], layer.groups))
+        return MOMENT * sum(side * (side + 1) // 2 + 1 for side in sides)
+
+    def _confined(self) -> bool:
+        """Whether the method trains and sends in the free space: asked of itself, with bases in its memory."""
+        whole = {name: [torch.empty(_inputs(layer), 0)] * layer.groups for name, layer in self.layers.items()}
+        return bool(self.setup.method.free(memory_of(whole), self.roles.layers))
+
+    @property
+    def first_body(self) -> int:
+        """Numbers that every task can change."""
+        return sum(slot.size for slot in self.first.slots if slot.kind in ("layer", "dense"))
+
+    def _statistics(self, state: State) -> tuple[int, int]:
+        """Bytes of a send for norms that are measured: up the tree, and down it."""
+        data = self.setup.tasks[0]
+        parameters = {**state.parameters, **self.setup.heads[0]}
+        sample = [data.prepare(data.train[0][:2])]
+        sums = norms.measure(self.setup.module, parameters, sample, {})
+        found = norms.statistics_of(sums, data.dtype)
+        return norms.PASSES * sum(map(nbytes, sums.values())), norms.PASSES * sum(map(nbytes, found.values()))
+
+
+def _check_like(like: Like, config: RunConfig, first: Layout) -> None:
+    if like.config.method.name != config.method.name:
+        raise ConfigError(f"--like: {like.folder} is a run of {like.config.method.name}, not of {config.method.name}")
+    if not like.free or like.free[0] != first.free or like.coordinates != first.size:
+        raise ConfigError(f"--like: {like.folder} is a run of another model or another first task than this one")
+
+
+def _even(total: int, groups: int) -> list[int]:
+    """A record tells the sum over groups: as if they were alike."""
+    return [total // groups + (group < total % groups) for group in range(groups)]
+
+
+def _outputs(layer: Layer) -> int:
+    return layer.shape[0] // layer.groups
+
+
+def _inputs(layer: Layer) -> int:
+    return layer.shape[1:].numel() + (layer.bias is not None)
+
+
+def _whole(layer: Layer) -> int:
+    """Free directions of a layer that is free as a whole, summed over groups."""
+    return _inputs(layer) * layer.groups

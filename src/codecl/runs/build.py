@@ -1,0 +1,234 @@
+"""From a config to everything that the loop needs, built and checked before anything trains."""
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from codecl.data import streams
+from codecl.data.task import Task, TaskData
+from codecl.errors import CodeclError, ConfigError, DataError
+from codecl.exchange import Exchange, Simulated, digest
+from codecl.exchange import topology as topologies
+from codecl.exchange.topology import Topology
+from codecl.models import MODELS
+from codecl.registry import lookup, reason
+from codecl.runs.config import RunConfig
+from codecl.seeding import derive, spawn
+from codecl.space.layers import parameter_roles
+from codecl.space.layout import Parameters
+from codecl.space.tracing import logits, without_running_statistics
+from codecl.train.precision import multiplying
+from codecl.train.state import Setup, State
+
+BuildExchange = Callable[[Topology, torch.dtype, torch.device], Exchange]
+
+
+@contextmanager
+def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators set for this purpose, and put back as the caller had them."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive(seed, purpose))
+        yield
+
+
+@contextmanager
+def computing(device: torch.device) -> Iterator[None]:
+    """No more threads than this process may use, and exact products; both put back as the caller had them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, _processors()))
+    try:
+        with multiplying("highest", device):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _processors() -> int:
+    """What the scheduler and the container's quota allow: PyTorch counts the cores of the machine."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no quota
+        return allowed
+
+
+def tasks_of(config: RunConfig, alone: bool = False) -> list[Task]:
+    """The tasks of the stream that a config names. `alone`: for one agent, which may have data of its own."""
+    _check_alone(config, alone)
+    try:
+        tasks = streams.named(
+            config.data.stream, Path(config.data.local_path).expanduser() if config.data.local_path else None
+        )()
+    except CodeclError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise DataError(f"data.stream: {config.data.stream} cannot be loaded: {reason(error)}") from error
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise ConfigError(f"data.stream: {config.data.stream} gives no list of codecl.Task")
+    return _first(tasks, config)
+
+
+def _check_alone(config: RunConfig, alone: bool) -> None:
+    if config.data.local_path is not None and not alone:
+        raise ConfigError(
+            f"data.local_path: {config.data.local_path!r} is the data of one agent, but this run holds {config.agents};"
+            " leave it out, or start each agent by itself with `codecl agent`"
+        )
+
+
+def _first(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
+    """So many as the config wants, scaled as it says."""
+    if config.data.tasks is not None and config.data.tasks > len(tasks):
+        raise ConfigError(f"data.tasks: {config.data.tasks} is more than the {len(tasks)} tasks of the stream")
+    first, (mean, std) = list(tasks)[: config.data.tasks], (config.data.mean, config.data.std)
+    return [task._replace(mean=mean, std=std) for task in first] if mean else first
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what `run` would refuse, without training anything."""
+    cpu = torch.device("cpu")
+    dealt = deal(config, None, cpu)
+    assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, cpu)
+
+
+def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False) -> list[TaskData]:
+    """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent of them; with
+    data of its own, that is its shard, whichever number it has."""
+    _check_alone(config, alone)
+    source = _first(tasks, config) if tasks is not None else tasks_of(config, alone)
+    dtype = getattr(torch, config.dtype)
+    how = (config.agents, config.seed, dtype, device, config.data)
+    dealt = [TaskData(index, task, *how) for index, task in enumerate(source)]
+    for data in dealt:
+        data.steps(config.train.batch_size)
+    return dealt
+
+
+def build_model(config: RunConfig, shape: Sequence[int], classes: int) -> nn.Module:
+    """A fresh module for images of this shape, with initial weights from the seed."""
+    with seeded(config.seed, "weights", torch.device("cpu")):
+        builder = lookup("model", MODELS, config.model.name)
+        try:
+            module: Any = builder(tuple(shape), classes, **config.model.options)
+        except Exception as error:  # a user's function may raise anything
+            given = {"shape": list(shape), "classes": classes, **config.model.options}
+            raise ConfigError(f"model: {config.model.name} cannot be built with {given}: {reason(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model: {config.model.name} gives {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def assemble(
+    config: RunConfig,
+    module: nn.Module,
+    tasks: Sequence[TaskData],
+    device: torch.device,
+    exchange: BuildExchange = Simulated,
+) -> tuple[Setup, State]:
+    """Build and check everything that the loop needs."""
+    dtype = getattr(torch, config.dtype)
+    graph = topologies.build(config.topology, config.agents, config.seed)
+    own = own_copy(module).to(device, dtype)
+    sample = tasks[0].prepare(tasks[0].train[0][:2])
+    places = parameter_roles(own, sample, config.head, config.dense, config.frozen)
+    values = {name: parameter.detach().clone() for name, parameter in own.named_parameters()}
+    first_head = {name: values.pop(name) for name in places.head}
+    heads = [_head(first_head, places.outputs, data, config.seed) for data in tasks]
+    setup = Setup(
+        module=own,
+        roles=places,
+        tasks=tasks,
+        heads=heads,
+        topology=graph,
+        exchange=exchange(graph, dtype, device),
+        method=config.method.build(),
+        train=config.train,
+        growth=config.growth,
+        seed=config.seed,
+        execution="stacked" if config.train.execution == "auto" else config.train.execution,
+    )
+    start = State(values, (), {})
+    _check_growth(setup)
+    _check_tasks(setup, start, device)
+    return setup, start
+
+
+def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:
+    """A task's head: a copy of the given one, drawn anew from the seed where the task has another number of classes."""
+    if not given or data.classes == outputs:
+        return {name: value.clone() for name, value in given.items()}
+    generator = spawn(seed, "head", data.index)
+    bound = max(value[0].numel() for value in given.values()) ** -0.5
+    out = {}
+    for name, value in given.items():  # as nn.Linear does it
+        drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
+        out[name] = drawn.to(value)
+    return out
+
+
+def _check_growth(setup: Setup) -> None:
+    """Every agent whose images are known here has enough of every task to grow from, where the method grows."""
+    for data in setup.tasks if setup.method.grows else ():
+        setup.growth.check(data.name, min(map(len, data.partition)))
+
+
+def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
+    """Every task's images and classes fit the module, in every batch that will come; it changes no buffers."""
+    if len(setup.tasks) > 1 and not (setup.roles.layers or setup.roles.head or setup.roles.dense):
+        raise ConfigError("model: nothing trains after the first task (all is frozen and there is no head of its own)")
+    trial = copy.deepcopy(setup.module)
+    before = _buffers(trial)
+    with seeded(setup.seed, "trial", device):
+        for data in {(data.train[0].shape[1:], data.classes): data for data in setup.tasks}.values():
+            _try(setup, trial, data, {**start.parameters, **setup.heads[data.index]})
+    changed = [name for name, value in _buffers(trial).items() if value != before.get(name)]
+    if changed:
+        raise ConfigError(
+            f"model: buffer {changed[0]!r} changes while the model trains, and agents would not share it; make it a"
+            " parameter and name that in dense, or leave it out"
+        )
+
+
+def _buffers(module: nn.Module) -> dict[str, str]:
+    return {name: digest({name: value}) for name, value in module.named_buffers()}
+
+
+def _try(setup: Setup, trial: nn.Module, data: TaskData, parameters: Parameters) -> None:
+    """A batch of each size that will come: for training, for the test, for growth."""
+    growing = setup.growth.by_layer(setup.roles.layers, setup.growth.sharing(setup.topology.agents))
+    tested, grown = min(setup.train.test_batch_size, len(data.test[1])), max(growing.values(), default=2)
+    images = data.train[0]
+    repeated = torch.arange(setup.train.batch_size, device=images.device) % len(
+        images
+    )  # a batch may be larger than a shard
+    for training, some in ((True, images[repeated]), (False, images[:tested]), (False, images[:grown])):
+        out = logits(trial.train(training), data.prepare(some), parameters)
+        if out.shape[1] < data.classes:
+            raise ConfigError(
+                f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"
+            )
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """A copy whose norms keep no running statistics."""
+    try:
+        return without_running_statistics(copy.deepcopy(module))
+    except RuntimeError as error:
+        raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
+
+
+def device_of(name: str) -> torch.device:
+    """auto: a GPU where there is one."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device: {name!r} is not one of auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for but PyTorch sees no GPU; use --device auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

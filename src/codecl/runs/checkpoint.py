@@ -1,0 +1,198 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped. Safetensors and JSON, written whole or not at all.
+
+Shapes: A all agents, E what a step hands to the next.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from safetensors.torch import load, load_file, save, save_file
+from torch import Tensor
+
+import codecl
+from codecl.errors import ConfigError
+from codecl.train.state import State, TaskPosition
+
+KEPT = 2
+SCHEMA = 1
+UNITS = {"s": 1, "min": 60, "h": 3600}
+TENSORS, FACTS = "state.safetensors", "checkpoint.json"
+
+
+class CheckpointConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every: int | str = Field(
+        "5min", description="between checkpoints inside a task: so many steps, or a time such as 30s, 5min, 1h"
+    )
+
+    @field_validator("every")
+    @classmethod
+    def _readable(cls, value: int | str) -> int | str:
+        if _steps_or_seconds(value) is None:
+            raise ValueError("it should be a number of steps above 0, or a time such as 30s, 5min or 1h")
+        return value
+
+    def due(self, steps: int, seconds: float) -> bool:
+        """Whether so many steps or seconds after the last checkpoint it is time for another."""
+        found = _steps_or_seconds(self.every)
+        assert found is not None
+        least, is_time = found
+        return (seconds if is_time else steps) >= least
+
+
+def _steps_or_seconds(value: int | str) -> tuple[float, bool] | None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)?", str(value).strip())
+    if not found or float(found[1]) <= 0:
+        return None
+    return float(found[1]) * UNITS.get(found[2], 1), found[2] is not None
+
+
+class Checkpoint(NamedTuple):
+    """Where a run stands."""
+
+    state: State
+    position: TaskPosition | None  # inside a task; None: between two
+    step: int  # steps of all tasks so far
+    events: int  # bytes of events.jsonl that belong to it
+    generators: Mapping[str, Tensor]  # of dropout, by device: a row an agent
+
+
+def write(folder: Path, point: Checkpoint) -> None:
+    """<folder>/<step>, complete or not there; the two newest are kept."""
+    unfinished, place = folder / f".{point.step}", folder / str(point.step)
+    for path in (unfinished, place):
+        shutil.rmtree(path, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    save_file(_flat(point), unfinished / TENSORS)
+    facts = {
+        "schema": SCHEMA,
+        "codecl": codecl.__version__,
+        **_position(point),
+        "events_digest": _digest(folder.parent / "events.jsonl", point.events),
+        "tensors_digest": _digest(unfinished / TENSORS),
+    }
+    text = json.dumps({**facts, "digest": _own_digest(facts)}, indent=1)
+    (unfinished / FACTS).write_text(text + "\n", encoding="utf-8")
+    for path in (unfinished / TENSORS, unfinished / FACTS, unfinished):
+        _sync(path)
+    os.replace(unfinished, place)
+    _sync(folder)
+    for old in _steps(folder)[KEPT:]:
+        shutil.rmtree(folder / str(old), ignore_errors=True)
+
+
+def latest(folder: Path, device: torch.device) -> Checkpoint | None:
+    """The newest checkpoint that is whole; one that is damaged is passed over, with a warning."""
+    for step in _steps(folder):
+        path = folder / str(step)
+        try:
+            return _load(path, device)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            warnings.warn(f"{path}: is damaged ({error}); going on from the one before it, or anew", stacklevel=2)
+    return None
+
+
+def keep_last(folder: Path) -> None:
+    """All but the newest are gone: a finished run goes on from its end alone."""
+    for old in _steps(folder)[1:]:
+        shutil.rmtree(folder / str(old), ignore_errors=True)
+
+
+def _steps(folder: Path) -> list[int]:
+    """Of the checkpoints that are there, the newest first."""
+    return sorted((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), reverse=True)
+
+
+def _load(path: Path, device: torch.device) -> Checkpoint:
+    facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
+    found = facts.pop("digest")
+    if (facts["schema"], facts["codecl"]) != (SCHEMA, codecl.__version__):
+        raise ConfigError(
+            f"{path}: is a checkpoint of codecl {facts['codecl']} (schema {facts['schema']}), this is"
+            f" {codecl.__version__} (schema {SCHEMA}); go on with that version, or start again with --again"
+        )
+    if found != _own_digest(facts):
+        raise ValueError("its digest differs")
+    if facts["tensors_digest"] != _digest(path / TENSORS):
+        raise ValueError("the digest of its tensors differs")
+    if facts["events_digest"] != _digest(path.parents[1] / "events.jsonl", facts["events"]):
+        raise ValueError("events.jsonl is not what it was")
+    return _unflat(load_file(path / TENSORS, device=str(device)), facts)
+
+
+def packed(point: Checkpoint) -> bytes:
+    """For another process. Law: unpacked undoes it."""
+    return save(_flat(point), {"facts": json.dumps(_position(point))})
+
+
+def unpacked(data: bytes, device: torch.device) -> Checkpoint:
+    length = int.from_bytes(data[:8], "little")  # safetensors: a JSON header, then the tensors
+    facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
+    return _unflat({name: value.clone().to(device) for name, value in load(data).items()}, facts)
+
+
+def _position(point: Checkpoint) -> dict[str, Any]:
+    return {
+        "finished": len(point.state.heads),
+        "epoch": point.position.epoch if point.position else None,
+        "step": point.step,
+        "events": point.events,
+    }
+
+
+def _unflat(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
+    """`_flat` undone, with what is known of the place beside it."""
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
+
+    each = range(facts["finished"])
+    heads, norms = (tuple(under(f"{kind}/{number}/") for number in each) for kind in ("heads", "norms"))
+    state = State(under("parameters/"), heads, under("memory/"), norms)
+    position = None if facts["epoch"] is None else TaskPosition(facts["epoch"], held["carry_AE"])
+    return Checkpoint(state, position, facts["step"], facts["events"], under("generators/"))
+
+
+def _flat(point: Checkpoint) -> dict[str, Tensor]:
+    """Every tensor under a name that says where it belongs."""
+    state = point.state
+    named: dict[str, Tensor] = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    named |= {f"memory/{name}": value for name, value in state.memory.items()}
+    for kind, parts in (("heads", state.heads), ("norms", state.norms)):
+        for number, part in enumerate(parts):
+            named |= {f"{kind}/{number}/{name}": value for name, value in part.items()}
+    named |= {f"generators/{name}": value for name, value in point.generators.items()}
+    if point.position:
+        named["carry_AE"] = point.position.carry_AE
+    return {name: value.detach().cpu().contiguous().clone() for name, value in named.items()}
+
+
+def _digest(path: Path, size: int | None = None) -> str:
+    """Of a file, or of its first bytes."""
+    data = path.read_bytes()
+    if size is not None and len(data) < size:
+        raise ValueError(f"{path.name} is shorter than it was")
+    return hashlib.sha256(data[:size]).hexdigest()
+
+
+def _own_digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """What was written is on the disk before the next thing is."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

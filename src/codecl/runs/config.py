@@ -1,0 +1,281 @@
+"""RunConfig: everything that decides a run's numbers, assembled from the parts that live beside their owners."""
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from codecl.data import streams
+from codecl.data.streams import STREAMS
+from codecl.data.task import DataConfig
+from codecl.errors import ConfigError
+from codecl.exchange.topology import TOPOLOGIES, TopologyConfig, with_edges
+from codecl.methods import METHODS, Method
+from codecl.models import MODELS
+from codecl.registry import lookup, near, source_digest
+from codecl.runs.checkpoint import CheckpointConfig
+from codecl.space.growth import GrowthConfig
+from codecl.train.config import TrainConfig
+
+Fields = Mapping[str, Any]
+RENAMED = {  # fields of schema 1
+    "train.batch": "train.batch_size",
+    "train.rate": "train.lr",
+    "train.decay": "train.gamma",
+    "train.warmup": "train.warmup_epochs",
+    "train.smoothing": "train.label_smoothing",
+    "train.running": "train.execution",
+    "train.test_batch": "train.test_batch_size",
+    "data.shards": "data.partition",
+    "data.surround": "data.crop_fill",
+    "data.steps": "data.steps_per_epoch",
+    "data.mine": "data.local_path",
+    "growth.least_images": "growth.min_images",
+}
+
+
+class Choice(BaseModel):
+    """A name and the options of the thing it names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class MethodChoice(Choice):
+    """Any method of the table or a user's own, its options checked and completed by the method itself."""
+
+    def kind(self) -> type[Method]:
+        kind = lookup("method", METHODS, self.name)
+        if not (inspect.isclass(kind) and issubclass(kind, Method)):
+            raise ConfigError(f"method: {self.name!r} is not a codecl Method class")
+        return kind
+
+    def build(self) -> Method:
+        method: Method = _validated(self.kind(), self.options, "method")
+        return method
+
+
+class ModelChoice(Choice):
+    """Any model of the table or a user's own function of (shape, classes, **options)."""
+
+    def check(self) -> None:
+        if self.name == "own":
+            return
+        parameters = inspect.signature(lookup("model", MODELS, self.name)).parameters
+        known = list(parameters)[2:]
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+        for option in self.options:
+            if option not in known:
+                raise ConfigError(
+                    f"model.{option}: {self.name} has no such option; there are {', '.join(known) or 'none'}"
+                )
+
+
+class RunConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str = Field("quickstart", pattern=r"^[\w.-]*\w$", description="the benchmark's name")
+    seed: int = Field(0, ge=0, description="of everything random")
+    dtype: Literal["float32", "float64"] = "float32"
+    agents: int = Field(4, ge=1, le=4096)
+    topology: TopologyConfig = TopologyConfig()
+    data: DataConfig = DataConfig()
+    model: ModelChoice = ModelChoice(name="convnet")
+    head: str | None = Field(
+        "auto", description="the Linear each task has of its own; auto: the last called; null: shared"
+    )
+    dense: tuple[str, ...] = Field((), description="parameters that train whole in every task, and may forget")
+    frozen: tuple[str, ...] = Field((), description="parameters that train in the first task only")
+    method: MethodChoice = MethodChoice(name="codec")
+    growth: GrowthConfig = GrowthConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    sources: dict[str, str] = Field({}, description="digests of the caller's own code and of data set files, filled in")
+
+    @field_validator("topology", "method", "model", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def digest(self) -> str:
+        """Of everything but the seed: runs that differ in their seed alone belong together."""
+        fields = {key: value for key, value in self.decisive().items() if key != "seed"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    def decisive(self) -> dict[str, Any]:
+        """The fields that decide a run, the same at every agent, as plain values: not how often it saves itself, nor
+        where an agent's own data is."""
+        return self.model_dump(mode="json", exclude={"checkpoint": True, "data": {"local_path"}})
+
+    def dump(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class Preset(NamedTuple):
+    """A named starting point: fields, what single methods and numbers of agents change in them, and which methods it
+    runs by default."""
+
+    name: str
+    about: str
+    fields: Fields
+    by_method: Mapping[str, Fields]
+    by_agents: Mapping[int, Fields]  # from so many agents on
+    methods: tuple[str, ...]
+    paper: str  # the paper's name for this benchmark, where it has it
+
+
+def presets() -> dict[str, str]:
+    """Names of the presets inside the package -> what they are."""
+    folder = resources.files("codecl.runs") / "presets"
+    names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return {name: preset(name).about for name in names}
+
+
+def preset(name: str) -> Preset:
+    file = resources.files("codecl.runs") / "presets" / f"{name}.yaml"
+    if not file.is_file():
+        known = presets()
+        raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
+    raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    about, methods, paper = raw.pop("about"), tuple(raw.pop("methods")), raw.pop("paper", name)
+    by_method, by_agents = raw.pop("by_method", {}), raw.pop("by_agents", {})
+    return Preset(name, about, {**raw, "preset": name}, by_method, by_agents, methods, paper)
+
+
+def resolve(start: Preset, changes: Fields) -> RunConfig:
+    """The config of a preset with these changes (nested fields)."""
+    method = changes.get("method", {}).get("name", start.fields.get("method", {}).get("name", start.methods[0]))
+    fields = merge(start.fields, {"method": {"name": method}})
+    fields = merge(fields, start.by_method.get(method, {}))
+    agents = changes.get("agents", start.fields.get("agents"))
+    for least, others in sorted(start.by_agents.items()):
+        fields = merge(fields, others) if isinstance(agents, int) and agents >= least else fields
+    return validate(merge(fields, changes))
+
+
+def validate(fields: Fields) -> RunConfig:
+    """The config with these fields, every option of its method filled in; ConfigError names the first that is off."""
+    config = parse(fields)
+    config.model.check()
+    streams.check_own(config.data)
+    options = config.method.build().model_dump(mode="json")
+    owned = {
+        "method": source_digest("method", METHODS, config.method.name),
+        "model": source_digest("model", MODELS, config.model.name),
+        "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
+        "data": stream_digest(config.data),
+    }
+    return config.model_copy(
+        update={
+            "method": MethodChoice(name=config.method.name, **options),
+            "topology": with_edges(config.topology),
+            "sources": {**config.sources, **{part: code for part, code in owned.items() if code}},
+        }
+    )
+
+
+def stream_digest(data: DataConfig) -> str | None:
+    """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
+    codes = [source_digest("data.stream", STREAMS, part) for part in data.stream.split(streams.PLUS)]
+    found = [code for code in (*codes, None if data.local_path else streams.digest(data.stream)) if code]
+    if len(found) > 1:
+        return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]
+    return found[0] if found else None
+
+
+def parse(fields: Fields) -> RunConfig:
+    """A config as it was recorded: its method need not be here."""
+    config: RunConfig = _validated(RunConfig, fields, "")
+    return config
+
+
+def merge(base: Fields, changes: Fields) -> dict[str, Any]:
+    """Nested fields of `base` with those of `changes` put over them. A changed `name` drops the options of the old."""
+    out = dict(base)
+    for key, value in changes.items():
+        before = out.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            renamed = (
+                key in ("method", "model") and "name" in before and value.get("name", before["name"]) != before["name"]
+            )
+            out[key] = merge({} if renamed else before, value)
+        else:
+            out[key] = value
+    return out
+
+
+def setting(text: str) -> dict[str, Any]:
+    """`train.lr=0.05` -> {"train": {"lr": 0.05}}. Values are YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {text!r}: write it as field=value, for example --set train.lr=0.05")
+    try:
+        out: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text!r}: the value is not readable: {str(error).splitlines()[0]}") from error
+    if isinstance(out, str) and re.fullmatch(r"[-+]?\d+e[-+]?\d+", out, re.IGNORECASE):
+        out = float(out)  # YAML 1.1 takes 1e-3 for a word
+    keys = path.strip().split(".")
+    if keys in (["method"], ["model"], ["topology"]):
+        out = {"name": out}
+    for key in reversed(keys):
+        out = {key: out}
+    return dict(out)
+
+
+def difference(a: RunConfig, b: RunConfig) -> list[str]:
+    """Fields in which two configs differ, as `field: a, b`."""
+
+    def flat(value: Any, path: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {path: value}
+        return {k: v for key, part in value.items() for k, v in flat(part, f"{path}.{key}".strip(".")).items()}
+
+    left, right = flat(a.decisive()), flat(b.decisive())
+    return [f"{k}: {left.get(k)}, {right.get(k)}" for k in left | right if left.get(k) != right.get(k)]
+
+
+def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path, owner, field = _place(kind, first["loc"])
+        if first["type"] == "extra_forbidden":
+            unknown, known = str(first["loc"][-1]), dict.fromkeys(owner.model_fields)
+            path = [*path, unknown]
+            if ".".join(path) in RENAMED:
+                raise ConfigError(f"{'.'.join(path)} is now {RENAMED['.'.join(path)]}") from error
+            said = f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}"
+        elif len(path) < len(first["loc"]) and field is not None and field.description:
+            # inside a field, or none of the types that it may have: say what the field is
+            said = f"{first['input']!r} is not allowed: {field.description}"
+        else:
+            message = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+            said = f"{first['input']!r} is not allowed: {message}"
+        raise ConfigError(f"{'.'.join([prefix, *path]).strip('.')}: {said}") from error
+
+
+def _place(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], Any, Any]:
+    """(field path, the model it ends in, the field) of a validation error; what pydantic adds for types is left out."""
+    path: list[str] = []
+    owner, field = kind, None
+    for part in location:
+        if part in owner.model_fields:
+            path.append(str(part))
+            field = owner.model_fields[part]
+            if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+                owner = field.annotation
+    return path, owner, field

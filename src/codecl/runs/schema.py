@@ -1,0 +1,94 @@
+"""What a run folder holds, typed: `metrics.json` here, the lines of `events.jsonl` in train/events.py.
+
+The writer writes through it and the reader reads through it; nobody else opens these files."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from codecl.train.events import LinkBytes, Status
+
+SCHEMA = 2
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Traffic(_Part):
+    """Bytes that left agents, and compression ratios; docs/runs.md says how each is counted."""
+
+    cc: float | None  # None: nothing was sent
+    cc_by_task: Sequence[float | None]
+    cc_reference: float | None
+    train_bytes: int
+    boundary_bytes: int
+    full_bytes: int
+    wire_bytes: int | None
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.train_bytes + self.boundary_bytes
+
+
+class Timing(_Part):
+    train_s: float
+    iterations: int
+    ms_per_iteration: float | None
+    wall_s: float
+
+
+class MeanMax(_Part):
+    mean: float
+    max: float
+
+
+class Labels(_Part):
+    """What a run is called."""
+
+    benchmark: str  # the preset's name
+    method: str
+    agents: int
+    topology: str
+    seed: int
+    tasks: int
+    each_task_alone: bool = False  # scored right after each task, as `stl` is: an upper bound, not continual learning
+    exchange: str | None = None
+    agent: int | None = None  # of a peer
+
+
+class Metrics(Labels):
+    """`metrics.json`."""
+
+    optional: ClassVar[tuple[str, ...]] = (  # left out of the file where they do not apply
+        "exchange",
+        "agent",
+        "mu_by_task",
+        "disagreement_by_task",
+        "missed",
+        "links",
+        "recorded_agents",
+    )
+
+    schema_: Literal[2] = Field(2, alias="schema")
+    status: Status
+    acc: float | None
+    bwt: float | None
+    accuracy_matrix: Sequence[Sequence[float | None]]  # row t: after task t; None where not yet seen
+    traffic: Traffic
+    consensus_error_by_task: Sequence[float | None]  # before agreement
+    free_by_task: Sequence[Mapping[str, int]]  # entry t: free while task t trained
+    kept_by_task: Sequence[int]  # numbers that each task keeps for itself
+    timing: Timing
+    mu_by_task: Sequence[MeanMax] | None = None  # where it was measured
+    disagreement_by_task: Sequence[float | None] | None = None  # of a peer, as the three below
+    missed: int | None = None  # messages of neighbours
+    links: Mapping[str, LinkBytes] | None = None
+    recorded_agents: int | None = None  # of a fleet: whose records were read
+
+    def dump(self) -> dict[str, Any]:
+        """As `metrics.json` has it: schema and status first."""
+        values = self.model_dump(mode="json", by_alias=True)
+        first = {name: values.pop(name) for name in ("schema", "status")}
+        return first | {name: v for name, v in values.items() if v is not None or name not in self.optional}

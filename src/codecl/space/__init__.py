@@ -1,0 +1,1 @@
+"""The algebra: anchors, free bases and coordinates, and which weights of a module carry them."""

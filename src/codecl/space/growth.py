@@ -1,0 +1,141 @@
+"""Growing the core space at a task's end: activations -> second moments -> new free bases.
+
+Shapes: N inputs, F free directions, P columns; `name/g` is group g of a layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from codecl.errors import ConfigError, RunFailed
+from codecl.space import chart as charts
+from codecl.space.layers import Layer, columns, record
+from codecl.space.tracing import evaluating
+
+Count = Annotated[int, Field(gt=0)]
+Bases = Mapping[str, Sequence[Tensor]]  # of each layer, a basis [N, F] a group
+Moments = Mapping[str, tuple[Tensor, Tensor]]  # of `layer/group`: (OᵀRRᵀO, ‖R‖²)
+
+
+class GrowthConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threshold: float = Field(
+        0.97, gt=0, le=1, description="ε_th: the part of a layer's input energy that joins the core"
+    )
+    increment: float = Field(0.003, ge=0, description="added to the threshold for each task")
+    images: Count | tuple[Count, ...] = Field(
+        125, description="images to look at: one number above 0, or one for each layer in order"
+    )
+    subspace_from: Literal["one", "all"] = Field("one", description="whose images: the chosen agent's, or everyone's")
+    min_images: int = Field(
+        1, ge=1, description="an agent with fewer images of a task is refused: a basis grown from a few shows them"
+    )
+
+    def at(self, task: int) -> float:
+        """ε of this task (counted from 0)."""
+        return min(self.threshold + task * self.increment, 1.0)
+
+    def sharing(self, agents: int) -> int:
+        """How many agents share the work of looking."""
+        return agents if self.subspace_from == "all" else 1
+
+    def check(self, task: str, images: int) -> None:
+        """Refuse to grow from a shard of so few images of a task.
+
+        The basis goes to everyone, and what it leaves out is spanned by the inputs that it was grown from: grown from
+        a handful of images, it shows them to the others."""
+        if images < self.min_images:
+            raise ConfigError(
+                f"growth.min_images: an agent has {images} images of task {task!r}, fewer than {self.min_images};"
+                " give it more, or lower growth.min_images"
+            )
+
+    def by_layer(self, layers: Sequence[Layer], shared_by: int) -> dict[Layer, int]:
+        """How many images of an agent each layer looks at, when so many agents share the work."""
+        counts = (self.images,) * len(layers) if isinstance(self.images, int) else self.images
+        if len(counts) != len(layers):
+            raise ConfigError(
+                f"growth.images: {len(counts)} numbers for {len(layers)} layers; give one a layer, or one"
+            )
+        return {layer: -(-count // shared_by) for layer, count in zip(layers, counts, strict=True)}
+
+
+def bases_of(memory: Mapping[str, Tensor], layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
+    """The free basis of each group of each layer that has been grown. Law: memory_of undoes it."""
+    return {
+        layer.name: [memory[f"{layer.name}/{group}"] for group in range(layer.groups)]
+        for layer in layers
+        if f"{layer.name}/0" in memory
+    }
+
+
+def memory_of(bases: Bases) -> dict[str, Tensor]:
+    return {f"{name}/{group}": basis for name, groups in bases.items() for group, basis in enumerate(groups)}
+
+
+def exact(bases: Bases, layers: Sequence[Layer], device: torch.device) -> dict[str, list[Tensor]]:
+    """The bases in float64, orthonormal again after the rounding of the flood; the identity before the first growth."""
+    out = {}
+    for layer in layers:
+        inputs = layer.shape[1:].numel() + (layer.bias is not None)
+        identity = torch.eye(inputs, dtype=torch.float64, device=device)
+        out[layer.name] = [charts.orthonormal(basis) for basis in bases.get(layer.name, [])] or [
+            identity
+        ] * layer.groups
+    return out
+
+
+def moments(
+    module: nn.Module, parameters: Mapping[str, Tensor], sample: Tensor, images: Mapping[Layer, int], bases: Bases
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """(OᵀRRᵀO, ‖R‖²) of each group of each layer for these images: `images` of them by layer, without dropout."""
+    sums = {}
+    for layer in images:  # a layer that is not called grows nothing
+        for group, basis in enumerate(bases[layer.name]):
+            zero = basis.new_zeros(basis.shape[1], basis.shape[1])
+            sums[f"{layer.name}/{group}"] = zero, zero.new_zeros(())
+    with evaluating(module):
+        uses = record(lambda: functional_call(module, dict(parameters), (sample,)), list(images), parameters)
+    for layer, use in uses:
+        columns_GNP = columns(layer, use, len(sample), wanted=images[layer])
+        for group, columns_NP in enumerate(columns_GNP):
+            moment, energy = charts.moment(columns_NP, bases[layer.name][group])
+            before, already = sums[f"{layer.name}/{group}"]  # a weight that is used twice pools its columns
+            sums[f"{layer.name}/{group}"] = before + moment, already + energy
+    return sums
+
+
+def grow(bases: Bases, moments: Moments, threshold: float, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The free bases that are left after a task, as memory: rounded to the run's type, ready to be flooded."""
+    new = {}
+    for name, basis in memory_of(bases).items():
+        moment, energy = moments[name]
+        if not bool(energy.isfinite()) or not bool(moment.isfinite().all()):
+            raise RunFailed(f"growth: the inputs of layer {name.rpartition('/')[0]!r} are not finite")
+        new[name] = charts.grow(basis, moment, energy, threshold).to(dtype)
+    return new
+
+
+def packed(moments: Moments) -> dict[str, Tensor]:
+    """For the wire: the lower triangle (moments are symmetric) and the energy in one row. Law: unpacked undoes it."""
+    rows = {}
+    for name, (moment, energy) in moments.items():
+        lower = torch.tril_indices(*moment.shape, device=moment.device)
+        rows[name] = torch.cat([moment[lower[0], lower[1]], energy[None]])
+    return rows
+
+
+def unpacked(rows: Mapping[str, Tensor]) -> Moments:
+    moments = {}
+    for name, row in rows.items():
+        side = int(((8 * (len(row) - 1) + 1) ** 0.5 - 1) / 2 + 0.5)
+        lower = torch.tril_indices(side, side, device=row.device)
+        moment = row.new_zeros(side, side)
+        moment[lower[0], lower[1]] = row[:-1]
+        moments[name] = moment + moment.tril(-1).mT, row[-1]
+    return moments

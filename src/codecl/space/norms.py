@@ -1,0 +1,81 @@
+"""Statistics of batch norms, measured on a task's training images: with them a prediction does not depend on the other
+images of its batch, and one image alone can be classified.
+
+Shapes: C channels of a norm.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from codecl.space.layout import Parameters
+from codecl.space.tracing import evaluating
+
+PASSES = 2  # the first normalises by the batch; the second by what the first found, so that agents see alike
+MEAN, VARIANCE = "running_mean", "running_var"  # PyTorch's names: a loaded module is an ordinary one
+
+
+def batch_norms(module: nn.Module) -> dict[str, nn.Module]:
+    """The parts that mix the images of a batch."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+
+
+@contextmanager
+def normalising(module: nn.Module, statistics: Mapping[str, Tensor]) -> Iterator[None]:
+    """In here, in evaluation mode, norms use these statistics; without any, those of their batch."""
+    put(module, statistics)
+    try:
+        yield
+    finally:
+        for name in statistics:
+            owner, _, what = name.rpartition(".")
+            setattr(module.get_submodule(owner), what, None)
+
+
+def put(module: nn.Module, statistics: Mapping[str, Tensor]) -> None:
+    """Give the module's norms these statistics."""
+    for name, value in statistics.items():
+        owner, _, what = name.rpartition(".")
+        setattr(module.get_submodule(owner), what, value)
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a saved tensor is one of these, not a parameter."""
+    return name.rpartition(".")[2] in (MEAN, VARIANCE)
+
+
+def measure(
+    module: nn.Module, parameters: Parameters, batches: Iterable[Tensor], statistics: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of each norm [3, C] in float64: how many values came in, their sum, and the sum of their squares."""
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].double().movedim(1, 0).flatten(1)
+        count = torch.full_like(values[:, 0], values.shape[1])
+        found = torch.stack([count, values.sum(1), values.square().sum(1)])
+        sums[name] = sums[name] + found if name in sums else found
+
+    handles = [part.register_forward_pre_hook(partial(add, name)) for name, part in batch_norms(module).items()]
+    try:
+        with torch.no_grad(), evaluating(module), normalising(module, statistics):
+            for images in batches:
+                functional_call(module, dict(parameters), (images,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sums
+
+
+def statistics_of(sums: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Mean and variance of each norm's inputs. Law: those of all values that were summed, wherever they were."""
+    out = {}
+    for name, (count, total, squares) in sums.items():
+        mean = total / count
+        out[f"{name}.{MEAN}".lstrip(".")] = mean.to(dtype)
+        out[f"{name}.{VARIANCE}".lstrip(".")] = (squares / count - mean.square()).clamp(min=0).to(dtype)
+    return out

@@ -1,0 +1,1 @@
+"""The loop that every method and every exchange trains in, and how agents share a device."""

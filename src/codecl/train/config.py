@@ -1,0 +1,47 @@
+"""Settings of training."""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from codecl.train.agents import Execution
+from codecl.train.precision import Precision
+
+
+class TrainConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(10, gt=0, description="of each task")
+    batch_size: int = Field(10, gt=0, description="images of an agent's batch")
+    lr: float = Field(0.1, gt=0, allow_inf_nan=False, description="η, the learning rate, at a task's start")
+    milestones: tuple[float, ...] = Field((0.5, 0.75), description="parts of the epochs after which η is multiplied")
+    gamma: float = Field(0.1, gt=0, le=1, description="what η is multiplied with at a milestone")
+    schedule: Literal["steps", "cosine"] = Field("steps", description="η falls at milestones, or along a cosine to 0")
+    warmup_epochs: int = Field(0, ge=0, description="epochs of each task in which η rises to its full value")
+    momentum: float = Field(0, ge=0, lt=1, description="β, in coordinates: momentum on projected gradients")
+    label_smoothing: float = Field(0, ge=0, lt=1, description="of labels: the part of a label spread over all classes")
+    order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
+    execution: Execution | Literal["auto"] = Field(
+        "auto",
+        description="how agents share a device: stacked, streams or loop; auto: what is fastest, measured once",
+    )
+    precision: Precision = Field("tf32", description="of products while training: highest, tf32 (on a GPU) or bf16")
+    test_batch_size: int = Field(64, gt=0, description="images of a test batch")
+    norm_statistics: Literal["batch", "task"] = Field(
+        "batch", description="of batch norms when predicting: the batch's own, or the task's, measured when it ends"
+    )
+
+    @field_validator("milestones")
+    @classmethod
+    def _inside(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not 0 < part < 1 for part in value):
+            raise ValueError("parts of the epochs lie between 0 and 1")
+        return value
+
+    def lr_at(self, epoch: int) -> float:
+        """η of this epoch, reset for each task. `steps`, as in the paper: ÷10 after 50 % and 75 % of the epochs."""
+        lr = self.lr * min(1.0, (epoch + 1) / (self.warmup_epochs + 1))
+        if self.schedule == "cosine":
+            return lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        return lr * self.gamma ** sum(epoch >= part * self.epochs for part in self.milestones)

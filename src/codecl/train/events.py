@@ -1,0 +1,163 @@
+"""What happens in a run, as the loop and the peers tell it: one typed record a kind, one line each in `events.jsonl`.
+
+Printing, recording, progress bars and plots consume them. Fields that are excluded hold live objects for consumers in
+this process; all others are recorded."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+Status = Literal["complete", "degraded", "partial"]
+Live = Field(None, exclude=True, repr=False)
+
+
+class Event(BaseModel):
+    """Where in the run it happened: task and epoch from 0, step from the task's start. The writer adds the time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=True)
+    always: ClassVar[tuple[str, ...]] = ("kind", "time", "task", "epoch", "step")
+
+    kind: str
+    time: float | None = None
+    task: int | None = None
+    epoch: int | None = None
+    step: int | None = None
+
+    def record(self) -> dict[str, Any]:
+        """For `events.jsonl`: plain values; what does not apply is left out."""
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if value is not None or name in self.always}
+
+
+class Sent(Event):
+    """Something was sent: messages (a directed edge each) and their bytes, of all agents."""
+
+    messages: int
+    bytes: int
+
+
+class RunStarted(Event):
+    kind: Literal["run"] = "run"
+    benchmark: str
+    method: str
+    agents: int
+    topology: str
+    seed: int
+    tasks: int
+    each_task_alone: bool = False  # scored right after each task, as `stl` is
+    edges: Sequence[tuple[int, int]]  # (sender, hearer)
+    contraction: float
+    digest: str  # of the config
+    execution: str  # how agents share the device
+    ms_per_step: Mapping[str, float] = {}  # of each way that was measured
+    measured: bool = False  # now; otherwise remembered, or there was nothing to choose
+    exchange: str = "simulated"
+    ranks: int = 1
+    agent: int | None = None  # of a peer
+    fleet: str | None = None
+
+
+class TaskOpened(Event):
+    kind: Literal["task"] = "task"
+    name: str
+    classes: int
+    steps: int  # of an epoch
+    coordinates: int  # numbers in a message
+    full: int  # numbers in a message of full communication
+    reference_extra: int  # numbers that the authors' accounting adds to both: other heads, norms
+    kept: int  # numbers that the task keeps for itself: its head, its norm statistics
+    itemsize: int  # bytes of a number
+    free: Mapping[str, int]
+    factored: Sequence[str] = ()  # layers that run in the factored form
+    agents: Any = Live
+
+
+class Stepped(Event):
+    """After each step; not recorded. Its tensors hold until the next step."""
+
+    kind: Literal["step"] = "step"
+    loss_A: Any = Live
+    coords_AD: Any = Live
+
+
+class EpochEnded(Sent):
+    kind: Literal["epoch"] = "epoch"
+    loss: Sequence[float]  # by agent, mean over the epoch
+    lr: float
+    consensus_error: float | None = None
+    disagreement: float | None = None  # of a peer: mean squared distance to the neighbours that it heard
+    missed: Mapping[str, Sequence[tuple[int, int]]] | None = None  # of a peer: by neighbour, spans of steps
+    mu_mean: float | None = None  # over agents, where it is measured: see train/constraint.py
+    mu_max: float | None = None
+    execution: str
+    seconds: float
+    live: Any = Live  # what a checkpoint needs
+
+
+class Agreed(Sent):
+    kind: Literal["agree"] = "agree"
+    rounds: int
+    consensus_error: float | None = None  # what is left
+    disagreement: float | None = None
+    missed: Mapping[str, Sequence[tuple[int, int]]] | None = None
+
+
+class Grown(Sent):
+    kind: Literal["grow"] = "grow"
+    chosen: int
+    seconds: float
+
+
+class Flooded(Sent):
+    kind: Literal["flood"] = "flood"
+    chosen: int
+    digest: str
+    state: Any = Live
+
+
+class Evaluated(Event):
+    kind: Literal["eval"] = "eval"
+    accuracy: Sequence[float]  # of each task so far, percent
+    seconds: float
+    state: Any = Live
+
+
+class MemberChanged(Event):
+    """A peer lost a neighbour, or has it back."""
+
+    kind: Literal["member"] = "member"
+    agent: int
+    state: str
+    why: str | None = None
+    tasks: Sequence[int] | None = None  # that were discarded
+
+
+class LinkBytes(BaseModel):
+    """What went over one link of a peer: tensors, and headers beside them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sent: int = 0
+    received: int = 0
+    headers_sent: int = 0
+    headers_received: int = 0
+
+
+class LinksClosed(Event):
+    """A peer's last word on its links."""
+
+    kind: Literal["links"] = "links"
+    links: Mapping[str, LinkBytes]
+    missed: int
+
+
+class RunEnded(Event):
+    kind: Literal["end"] = "end"
+    status: Status
+
+
+Recorded = (
+    RunStarted | TaskOpened | EpochEnded | Agreed | Grown | Flooded | Evaluated | MemberChanged | LinksClosed | RunEnded
+)
+EVENT: TypeAdapter[Recorded] = TypeAdapter(Annotated[Recorded, Field(discriminator="kind")])

@@ -1,0 +1,53 @@
+"""What a run needs and what it holds: the state between tasks, the position inside one.
+
+Shapes: A agents of this process, E what a step hands to the next.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from codecl.data.task import TaskData
+from codecl.exchange import Exchange
+from codecl.exchange.topology import Topology
+from codecl.methods import Method
+from codecl.space.growth import GrowthConfig
+from codecl.space.layers import ParameterRoles
+from codecl.space.layout import Parameters
+from codecl.train.agents import Execution
+from codecl.train.config import TrainConfig
+
+
+class State(NamedTuple):
+    """What every agent holds between tasks, equal bit for bit."""
+
+    parameters: Parameters  # all but heads
+    heads: tuple[Parameters, ...]  # of finished tasks
+    memory: Mapping[str, Tensor]  # the method's
+    norms: tuple[Parameters, ...] = ()  # statistics of batch norms, of finished tasks; empty: the batch's own
+
+
+class TaskPosition(NamedTuple):
+    """Where a run stands inside a task."""
+
+    epoch: int  # the next one
+    carry_AE: Tensor
+    step: int = 0  # of that epoch, the next one
+    agreed: bool = False  # all epochs are over, and agreement too
+
+
+class Setup(NamedTuple):
+    """Everything that a run needs, built and checked."""
+
+    module: nn.Module
+    roles: ParameterRoles
+    tasks: Sequence[TaskData]
+    heads: Sequence[Parameters]  # initial values, a task each
+    topology: Topology
+    exchange: Exchange
+    method: Method
+    train: TrainConfig
+    growth: GrowthConfig
+    seed: int
+    execution: Execution

@@ -1,0 +1,108 @@
+"""A task's end: agree, grow, flood. Afterwards every agent holds the same state, bit for bit.
+
+Shapes: A agents of this process, D coordinates of an agent.
+"""
+
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from codecl.data.task import TaskData
+from codecl.errors import RunFailed
+from codecl.exchange import Exchange, flooded
+from codecl.methods import TaskEnd
+from codecl.seeding import succession
+from codecl.space import norms
+from codecl.space.layout import Parameters
+from codecl.train.agents import Agents
+from codecl.train.events import Agreed, Event, Flooded, Grown
+from codecl.train.state import Setup, State
+
+
+def close_task(
+    setup: Setup, state: State, data: TaskData, agents: Agents, coords_AD: Tensor, agreed: bool
+) -> Generator[Event, None, State]:
+    """Agree, grow, flood: afterwards every agent holds the same state. If the chosen agent is gone, the next grows."""
+    exchange, task, rounds = setup.exchange, data.index, 0 if agreed else setup.topology.agree_rounds
+    for _ in range(rounds):
+        coords_AD = exchange.start(coords_AD, "agree").wait()
+    left = exchange.consensus_error(coords_AD)
+    yield Agreed(task=task, rounds=rounds, consensus_error=left, **exchange.traffic.take("agree"))
+
+    for chosen in succession(setup.seed, task, setup.topology.agents):
+        began = time.perf_counter()
+        measured = _norms(setup, data, agents, coords_AD, chosen)
+        end = TaskEnd(
+            data=data,
+            module=setup.module,
+            layout=agents.layout,
+            gradient=agents.gradient,
+            coords_AD=coords_AD,
+            memory=state.memory,
+            exchange=exchange,
+            chosen=chosen,
+            batch=setup.train.batch_size,
+            growth=setup.growth,
+            norms=measured,
+        )
+        memory = setup.method.remember(end)
+        yield Grown(task=task, chosen=chosen, seconds=time.perf_counter() - began, **exchange.traffic.take("reduce"))
+
+        payload = None
+        if memory is not None:
+            parameters = agents.layout.parameters(coords_AD[end.here[chosen]])
+            payload = _payload(parameters, setup.roles.constant, memory)
+        found = flooded(exchange, chosen, payload, task)
+        if found is not None:
+            arrived, announced = found
+            state = unpack(setup, state, arrived)._replace(norms=(*state.norms, measured))
+            yield Flooded(task=task, chosen=chosen, digest=announced, state=state, **exchange.traffic.take("flood"))
+            return state
+    raise RunFailed(f"task {task + 1}: every agent that could grow is gone")
+
+
+def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chosen: int) -> Parameters:
+    """The statistics by which this task's predictions are normalised; none: by their batch's own."""
+    if setup.train.norm_statistics == "batch":
+        return {}
+    rows = (agents.layout.parameters(row) for row in coords_AD)
+    return agreed_statistics(setup.module, rows, data, setup.exchange, chosen, setup.train.test_batch_size)
+
+
+def _payload(parameters: Parameters, constant: Sequence[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a flood carries: weights, finished head, norms, and the method's memory."""
+    weights = {f"weights/{name}": value.clone() for name, value in parameters.items() if name not in constant}
+    payload = {**weights, **{f"memory/{name}": value for name, value in memory.items()}}
+    return {name: value.contiguous() for name, value in payload.items()}  # as it will be after a wire or a file
+
+
+def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor]) -> State:
+    """The state after a task, from the state before it and what was flooded."""
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in arrived.items() if name.startswith(prefix)}
+
+    weights = under("weights/")
+    head = {name: weights.pop(name) for name in setup.roles.head}
+    return State({**state.parameters, **weights}, (*state.heads, head), under("memory/"), state.norms)
+
+
+def agreed_statistics(
+    module: nn.Module, rows: Iterable[Parameters], data: TaskData, exchange: Exchange, chosen: int, batch: int
+) -> Parameters:
+    """Statistics over all agents' images, each measured where it is: summed up the chosen agent's tree and flooded, so
+    that everyone holds the same, bit for bit. `rows`: the parameters of the agents of this process."""
+    statistics: Parameters = {}
+    models = list(rows)
+    for _ in range(norms.PASSES if norms.batch_norms(module) else 0):
+        parts = [
+            norms.measure(module, parameters, data.of_agent(agent, batch), statistics)
+            for agent, parameters in zip(exchange.agents, models, strict=True)
+        ]
+        reduced = exchange.reduce(chosen, parts)
+        found = None if reduced is None else norms.statistics_of(reduced, data.dtype)
+        arrived = flooded(exchange, chosen, found, data.index)
+        assert arrived is not None, "offered only where no agent can be gone"
+        statistics, _ = arrived
+    return statistics

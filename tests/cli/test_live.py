@@ -1,0 +1,66 @@
+"""What `codecl watch` draws."""
+
+import io
+import shutil
+
+import pytest
+from rich.console import Console
+
+from codecl.cli import live
+from codecl.report.units import duration
+from codecl.runs.follow import Onlooker
+from codecl.runs.progress import progress
+from tests.runs.test_follow import facts_of, record
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("run"))
+
+
+def test_sparklines():
+    assert live.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert live.sparkline([5, 5, 5]) == "▁▁▁"
+    assert live.sparkline([9, 9, 0, 7], width=2) == "▁█"
+    assert live.sparkline([0, float("nan"), 7]) == "▁ █"
+    assert live.sparkline([]) == ""
+
+
+def drawn(view, width):
+    console = Console(width=width, height=24, record=True, file=io.StringIO())
+    console.print(live.drawn(view, width, 24))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_all_that_is_drawn_fits(run, tmp_path, width):
+    shutil.copytree(run, tmp_path / "runs" / "a-long-name-of-a-configuration-codec-ring4-123abc" / "seed-1")
+    for agent in range(4):
+        shutil.copytree(run, tmp_path / "runs" / "fleet" / "seed-1" / f"agent-{agent}")
+    texts = [drawn(Onlooker(path).look(), width) for path in (run, tmp_path / "runs", tmp_path / "runs/fleet/seed-1")]
+    now = progress(facts_of(run), 2)
+    for text in texts:
+        assert max(map(len, text.splitlines())) <= width
+        assert f"{now.acc:.2f}" in text
+        assert "…" not in text
+        assert "complete" in text
+    assert f"{now.learned[0]:.2f}" in texts[0]
+    assert f"{now.cc_by_task[2]:.2f}" in texts[0]
+
+
+def test_of_many_tasks_the_last_are_drawn(run):
+    view = Onlooker(run).look()
+    seen = view.alone.parts[0]
+    names = [f"n{number}" for number in range(40)]
+    more = seen.progress._replace(opened=40, tasks=40, names=names, learned=[1.0] * 40, known=[1.0] * 40)
+    group = view.alone._replace(parts=(seen._replace(progress=more),))
+    text = drawn(view._replace(runs=(group,)), 80)
+    assert len(text.splitlines()) <= 24
+    assert "40 n39" in text
+    assert "1 n0" not in text
+    assert "before)" in text
+
+
+def test_durations():
+    told = {0.4: "0 s", 59.4: "59 s", 60: "1 min", 61: "1 min 1 s", 3600: "1 h", 3660: "1 h 1 min", 90_000: "1 d 1 h"}
+    assert {seconds: duration(seconds) for seconds in told} == told

@@ -1,0 +1,208 @@
+"""`codecl peer local` and `codecl agent`, as a user types them."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from codecl.peers import agent as peer
+from codecl.peers import fleet
+from codecl.peers.fleet import PeersConfig
+from codecl.report.figures import sections
+from codecl.report.gather import gather
+from codecl.runs.config import preset, resolve
+from tests.conftest import ROOT
+from tests.fleets import LocalFleet
+
+pytest.importorskip("grpc")
+
+pytestmark = pytest.mark.alone
+SMALL = ["--agents", "3", "--set", "train.epochs=2", "--set", "data.tasks=2"]
+
+
+def env():
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
+
+
+def codecl(*words, cwd):
+    command = [sys.executable, "-W", "error", "-m", "codecl", *words]
+    return subprocess.run(command, cwd=cwd, env=env(), capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local")
+    return folder, codecl("peer", "local", "quickstart", *SMALL, cwd=folder)
+
+
+def test_a_local_fleet_runs_and_says_how_it_went(local):
+    folder, done = local
+    assert done.returncode == 0, done.stderr
+    assert "quickstart: codec, 3 peers on ring" in done.stdout
+    assert done.stdout.count("complete") >= 3
+    (seed,) = (folder / "runs").glob("*/seed-0")
+    names = sorted(path.name for path in seed.iterdir() if path.is_dir())
+    assert names == ["agent-0", "agent-1", "agent-2", "agent-files"]
+    for path in sorted(seed.glob("agent-?")):
+        found = json.loads((path / "metrics.json").read_text())
+        assert (found["status"], found["missed"], found["exchange"]) == ("complete", 0, "peers")
+        assert len(found["links"]) == 2
+        assert found["traffic"]["wire_bytes"] > found["traffic"]["train_bytes"]
+        assert len(found["disagreement_by_task"]) == 2
+
+
+def test_a_fleet_is_one_run_in_figures(local):
+    folder, _ = local
+    (run,) = gather([folder / "runs"]).runs
+    agents = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/seed-0/agent-?/metrics.json"))]
+    assert run.folder.name == "seed-0"
+    assert run.metrics["traffic"]["train_bytes"] == sum(agent["traffic"]["train_bytes"] for agent in agents)
+    shown = {section.key: section.figures for section in sections([run])}
+    assert "consensus" not in shown, "no peer knows it"
+    assert len(shown["loss"][""].series) == 1
+    (network,) = shown["network"].values()
+    sent = {(int(agent["agent"]), int(to)): link["sent"] for agent in agents for to, link in agent["links"].items()}
+    assert {edge[:2]: edge[2] for edge in network.edges} == {link: count for link, count in sent.items() if count}
+    assert len(network.edges) == 3
+
+
+def test_a_fleet_is_one_run_in_a_table_and_scores_as_a_simulated_one(local):
+    folder, _ = local
+    assert codecl("run", "quickstart", "--method", "codec", *SMALL, cwd=folder).returncode == 0
+    shown = codecl("table", "runs", "--format", "csv", cwd=folder).stdout.splitlines()
+    simulated, together = csv.DictReader(shown)
+    differing = {name for name, value in simulated.items() if value != together[name]}
+    assert {"variant"} <= differing <= {"variant", "ms a step", "ms_per_iteration"}, shown
+    assert together["variant"].startswith("peers")
+
+
+def test_what_is_complete_is_not_repeated(local):
+    folder, _ = local
+    again = codecl("peer", "local", "quickstart", *SMALL, cwd=folder)
+    assert again.returncode == 0
+    assert "training" not in again.stdout
+
+
+def test_an_interrupted_fleet_leaves_nobody_behind_and_goes_on(tmp_path):
+    more = ["--agents", "3", "--set", "data.tasks=2", "--set", "train.epochs=10"]
+    command = [sys.executable, "-m", "codecl", "peer", "local", "quickstart", *more]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        records = [path.read_text() for path in tmp_path.glob("runs/*/seed-0/agent-?/events.jsonl")]
+        if len(records) == 3 and all('"kind": "eval"' in record for record in records):
+            break
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 3
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    for path in tmp_path.glob("runs/*/seed-0/agent-?/metrics.json"):
+        assert json.loads(path.read_text())["status"] == "partial"
+    again = codecl("peer", "local", "quickstart", *more, cwd=tmp_path)
+    assert again.returncode == 4, again.stderr
+    for path in tmp_path.glob("runs/*/seed-0/agent-?/events.jsonl"):
+        facts = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [fact["task"] for fact in facts if fact["kind"] == "flood"] == [0, 1]  # the first task was not repeated
+        assert json.loads(path.with_name("metrics.json").read_text())["status"] == "degraded"
+
+
+@pytest.mark.long
+def test_a_fleet_that_is_started_again_goes_on_from_its_last_chart(tmp_path):
+    fields = {"agents": 3, "data": {"tasks": 3}, "train": {"epochs": 2}, "method": {"name": "codec"}}
+    with LocalFleet(resolve(preset("quickstart"), fields), PeersConfig(), tmp_path) as running:
+        for agent in range(3):
+            running.until(agent, "eval", 0)
+        for agent in range(3):
+            running.signal(agent, signal.SIGKILL)
+        before = {agent: running.events(agent) for agent in range(3)}
+        for agent in range(3):
+            running.start(agent)
+        assert set(running.finished(120).values()) == {4}, running.log(0)
+        for agent in range(3):
+            events = running.events(agent)
+            assert events[: len(before[agent])] == before[agent]  # what was recorded stays
+            later = events[len(before[agent]) :]
+            assert {event["state"] for event in later if event["kind"] == "member"} >= {"restarted"}
+            assert not any(event["kind"] == "flood" and event["task"] == 0 for event in later)
+            found = running.metrics(agent)
+            assert (found["status"], len(found["accuracy_matrix"])) == ("degraded", 3)
+            assert all(score is not None for score in found["accuracy_matrix"][2])
+
+
+def test_agents_train_on_data_of_their_own(tmp_path):
+    """Two machines, each with images that the other does not have."""
+    fields = {
+        "data": {"stream": "split(shapes, 2, 4)", "steps_per_epoch": 5, "mean": [0.5], "std": [0.25]},
+        "agents": 2,
+        "topology": {"name": "complete"},
+        "train": {"epochs": 4, "batch_size": 8, "lr": 0.05},
+        "growth": {"images": 30},
+        "model": {"name": "mlp"},
+        "method": {"name": "codec"},
+    }
+    shapes = torch.randint(150, (4, 1, 8, 8), generator=torch.Generator().manual_seed(9))
+    for agent in range(2):
+        generator = torch.Generator().manual_seed(agent)
+        labels = torch.arange(80) % 4
+        images = shapes[labels] + torch.randint(100, (80, 1, 8, 8), generator=generator)
+        parts = {"images": images.to(torch.uint8), "labels": labels}
+        both = {f"{split}_{name}": part.clone() for split in ("train", "test") for name, part in parts.items()}
+        (tmp_path / f"own-{agent}").mkdir()
+        save_file(both, tmp_path / f"own-{agent}" / "shapes.safetensors")
+    config = resolve(preset("quickstart"), fields)
+    running = LocalFleet(config, PeersConfig(min_images=10), tmp_path)
+    for agent, path in enumerate(running.files):
+        known = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump({**known, "data": {"local_path": str(tmp_path / f"own-{agent}")}}))
+    with running:
+        assert set(running.finished(120).values()) == {0}, running.log(0)
+        scores = [running.metrics(agent)["acc"] for agent in range(2)]
+    assert min(scores) > 80
+
+
+def test_growing_from_a_few_images_is_refused(tmp_path):
+    config = resolve(preset("quickstart"), {"agents": 2, "topology": {"name": "complete"}, "method": {"name": "codec"}})
+    rules = PeersConfig(min_images=100_000)
+    file = fleet.init(config, [("127.0.0.1", 7790), ("127.0.0.1", 7791)], rules, tmp_path / "fleet")[0]
+    done = codecl("agent", str(file), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "min_images" in done.stderr
+
+
+def test_an_address_in_use_is_one_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = resolve(preset("quickstart"), {"agents": 2, "topology": {"name": "complete"}})
+        addresses = [("127.0.0.1", taken.getsockname()[1]), ("127.0.0.1", 7791)]
+        file = fleet.init(config, addresses, PeersConfig(), tmp_path / "fleet")[0]
+        done = codecl("agent", str(file), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot be listened on" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_spans_say_who_was_missed_when():
+    assert peer.spans([(3, 1), (4, 1), (9, 1), (4, 2)]) == {"1": [[3, 4], [9, 9]], "2": [[4, 4]]}
+
+
+def test_the_page_says_how_a_fleet_is_made(tmp_path):
+    page = (ROOT / "docs" / "peers.md").read_text()
+    (line,) = [line.split() for line in page.splitlines() if line.strip().startswith("codecl peer init")]
+    done = codecl(*line[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = sorted(path.name for path in (tmp_path / "fleet" / "agent-3").iterdir())
+    assert made == ["agent.yaml", "certificate.pem", "fleet.yaml", "key.pem"]
+    for state in ("connected", "lost", "back", "dead", "alive", "linked", "joined", "gone", "discarded"):
+        assert state in page

@@ -1,0 +1,234 @@
+"""Tasks, shards and batches."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, TensorDataset
+
+from codecl.data.streams import STREAMS
+from codecl.data.task import DataConfig, Task, TaskData, tensors
+from codecl.errors import ConfigError, DataError
+from codecl.seeding import choose, derive, spawn
+from tests.problems import CPU
+
+
+def numbered(images, classes=2):
+    """Image i holds the number i."""
+    pixels = torch.arange(images, dtype=torch.float64)[:, None]
+    return Task((pixels, torch.arange(images) % classes), (pixels, torch.arange(images) % classes), classes, "numbers")
+
+
+def dealt(images, agents, seed=0, **changes):
+    return TaskData(0, numbered(images)._replace(**changes), agents, seed, torch.float64, CPU)
+
+
+@given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 5))
+def test_shards_cover_without_overlap(images, agents, seed):
+    if images < agents:
+        with pytest.raises(ConfigError, match=f"agents: {agents} is more than the {images} training images"):
+            dealt(images, agents, seed)
+        return
+    data = dealt(images, agents, seed)
+    assert sorted(torch.cat(list(data.partition)).tolist()) == list(range(images))
+    assert max(map(len, data.partition)) - min(map(len, data.partition)) <= 1
+
+
+@given(st.integers(4, 60), st.integers(1, 4), st.integers(1, 12), st.integers(0, 3))
+def test_an_epoch_is_full_batches_of_a_fresh_shuffle(images, agents, batch, epoch):
+    data = dealt(images, agents)
+    shard = images // agents
+    if batch > shard:
+        with pytest.raises(ConfigError, match=f"train.batch_size: {batch} is more than the {shard} images"):
+            data.steps(batch)
+        return
+    batches = list(data.epoch(epoch, range(agents), batch))
+    assert len(batches) == shard // batch == data.steps(batch)
+    for agent in range(agents):
+        seen = torch.cat([b.images_AB[agent, :, 0] for b in batches]).long().tolist()
+        assert len(set(seen)) == len(seen)
+        assert set(seen) <= set(data.partition[agent].tolist())
+    again = next(iter(data.epoch(epoch, range(agents), batch)))
+    assert torch.equal(again.images_AB, batches[0].images_AB)
+
+
+def stepped(images, agents, steps, seed=0, augment="none"):
+    config = DataConfig(steps_per_epoch=steps, augment=augment)
+    task = coloured(images) if augment != "none" else numbered(images)
+    return TaskData(0, task, agents, seed, torch.float64, CPU, config)
+
+
+@given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
+def test_stated_steps_take_each_image_of_a_shard_equally_often(images, agents, batch, steps, epoch):
+    data = stepped(images, agents, steps)
+    assert data.steps(batch) == steps
+    indices = data.indices(epoch, range(agents), batch)
+    assert indices.shape == (steps, agents, batch, 1)
+    for agent, shard in enumerate(data.partition):
+        seen, size = indices[:, agent].flatten(), len(shard)
+        counts = [int((seen == image).sum()) for image in shard]
+        assert sum(counts) == steps * batch
+        assert set(counts) <= {steps * batch // size, -(-steps * batch // size)}
+        rounds = seen.split(size)
+        assert all(len(set(part.tolist())) == len(part) for part in rounds)  # one shuffle after another
+    assert torch.equal(indices, stepped(images, agents, steps).indices(epoch, range(agents), batch))
+    assert torch.equal(indices[:, -1:], data.indices(epoch, [agents - 1], batch))
+
+
+@given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 10), st.sampled_from(["none", "crop-flip"]))
+def test_stated_steps_that_need_no_repetition_change_nothing(images, agents, batch, augment):
+    if batch > images // agents:
+        return
+    plain = stepped(images, agents, None, augment=augment)
+    most = plain.steps(batch)
+    assert torch.equal(
+        stepped(images, agents, most, augment=augment).indices(1, range(agents), batch),
+        plain.indices(1, range(agents), batch),
+    )
+    fewer = stepped(images, agents, 1, augment=augment).indices(1, range(agents), batch)
+    assert torch.equal(fewer[..., 0], plain.indices(1, range(agents), batch)[:1, ..., 0])
+
+
+def test_each_round_through_a_shard_is_another_shuffle():
+    first, second = stepped(40, 1, 2).indices(0, [0], 40)[:, 0, :, 0].tolist()
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert first != second
+
+
+def test_epochs_agents_and_seeds_shuffle_differently():
+    def first(seed, epoch):
+        return next(iter(dealt(400, 2, seed).epoch(epoch, range(2), 50))).images_AB.tolist()
+
+    assert first(0, 0) != first(0, 1) != first(1, 1)
+    alone = next(iter(dealt(400, 2).epoch(0, [1], 50)))  # an agent's batches do not depend on who else is here
+    assert alone.images_AB[0].tolist() == first(0, 0)[1]
+
+
+def test_equal_paths_give_equal_streams_and_different_ones_do_not():
+    draws = [
+        torch.rand(4, generator=spawn(*path)).tolist()
+        for path in ((1, "a", 2), (1, "a", 2), (1, "a", 3), (1, "b", 2), (2, "a", 2))
+    ]
+    assert draws[0] == draws[1]
+    assert len({tuple(draw) for draw in draws}) == 4
+    assert derive(7, "shards", 0) == 361076093109538813  # on every machine, in every version
+    assert {choose(5, task, 4) for task in range(40)} == {0, 1, 2, 3}
+
+
+def test_uint8_images_are_scaled_and_normalised():
+    pixels = torch.full((4, 2, 1, 1), 255, dtype=torch.uint8)
+    task = Task((pixels, torch.tensor([0, 1, 0, 1])), (pixels, torch.zeros(4)), 2, mean=(0.5, 0.0), std=(0.5, 2.0))
+    data = TaskData(0, task, 1, 0, torch.float32, CPU)
+    assert data.prepare(pixels)[0].flatten().tolist() == pytest.approx([1.0, 0.5])
+    assert data.prepare(pixels).dtype == torch.float32
+
+
+class Pairs(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)), index % 2
+
+
+def test_data_sets_and_pairs_of_tensors_are_the_same_to_us():
+    images, labels = tensors(Pairs())
+    for source in (TensorDataset(images, labels), (images, labels), (images.numpy(), labels.numpy())):
+        again = tensors(source)
+        assert torch.equal(again[0], images)
+        assert torch.equal(again[1], labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"classes": 3}, "task 'numbers': class 2 has no training images"),
+        ({"classes": 1}, "training label 1 is outside 0 to 0"),
+        ({"train": (torch.zeros(5, 1), torch.zeros(4))}, "5 training images but 4 labels"),
+        ({"test": (torch.zeros(0, 1), torch.zeros(0))}, "0 test images but 0 labels"),
+        ({"test": (torch.zeros(4, 2), torch.zeros(4))}, r"training images are \[1\], test images \[2\]"),
+        ({"test": (torch.zeros(4, 1), torch.zeros(4, 1))}, r"test labels have shape \[4, 1\]"),
+        ({"train": (torch.full((4, 1), torch.nan), torch.arange(4) % 2)}, "NaN or infinity"),
+    ],
+)
+def test_bad_data_is_named(changes, reason):
+    with pytest.raises(DataError, match=reason):
+        dealt(20, 2, **changes)
+
+
+def test_the_quickstart_has_the_five_tasks_it_promises():
+    stream = STREAMS["quickstart"]()
+    names = ["digits", "clothes", "transposed digits", "upside-down clothes", "inverted mirrored digits"]
+    assert [task.name for task in stream] == names
+    pictures = [task.train[0] for task in stream]
+    assert all(p.shape == (2000, 1, 28, 28) and p.dtype == torch.uint8 for p in pictures)
+    assert all(task.test[0].shape == (500, 1, 28, 28) for task in stream)
+    assert all(torch.bincount(task.train[1]).tolist() == [200] * 10 for task in stream)
+    assert all(torch.bincount(task.test[1]).tolist() == [50] * 10 for task in stream)
+    assert torch.equal(pictures[2], pictures[0].transpose(-1, -2))
+    assert torch.equal(pictures[3], pictures[1].flip(-2))
+    assert torch.equal(pictures[4], 255 - pictures[0].flip(-1))
+    assert pictures[4].float().mean() > 200  # inverted: mostly bright
+
+
+def coloured(images=12, side=6):
+    """Images whose pixels are all different, so that a crop tells where it came from."""
+    pixels = torch.randint(1, 256, (images, 3, side, side), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(images) % 2
+    return Task((pixels.to(torch.uint8), labels), (pixels.to(torch.uint8), labels), 2)
+
+
+def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
+    task = coloured()
+    data = TaskData(0, task, 2, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+    padded = torch.nn.functional.pad(task.train[0], (4, 4, 4, 4))
+    seen = set()
+    for epoch in range(8):
+        for indices in data.indices(epoch, range(2), 3):
+            found, labels = data.batch(indices)
+            for image, label, (which, down, right, mirrored) in zip(
+                found.flatten(0, 1), labels.flatten(), indices.flatten(0, 1).tolist(), strict=True
+            ):
+                cut = padded[which, :, down : down + 6, right : right + 6]
+                torch.testing.assert_close(image * 255, (cut.flip(-1) if mirrored else cut).double())
+                assert label == task.train[1][which]
+                seen.add((down, right, mirrored))
+    downs, rights, mirrors = (set(part) for part in zip(*seen, strict=True))
+    assert downs == rights == set(range(9))
+    assert mirrors == {0, 1}
+    assert len(seen) > 60  # of 162, in 96 draws: not one draw a batch
+
+
+def test_past_the_edge_is_what_scaling_makes_0():
+    """White images with a mean: black corners with `black`, 0 with `mean`, to the rounding of a stored byte."""
+    white = (torch.full((6, 3, 6, 6), 255, dtype=torch.uint8), torch.arange(6) % 2)
+    task = Task(white, white, 2, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 0.25))
+    for crop_fill, edges in (("black", (-1.0, -1.0, -0.5)), ("mean", (0.0, 0.0, 0.0))):
+        data = TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(augment="crop-flip", crop_fill=crop_fill))
+        found = torch.cat([data.batch(indices)[0].flatten(0, 1) for indices in data.indices(0, [0], 2)])
+        for channel, (edge, inner) in enumerate(zip(edges, (1.0, 3.0, 3.5), strict=True)):
+            values = found[:, channel].unique()
+            assert len(values) == 2
+            torch.testing.assert_close(values, torch.tensor([edge, inner]).double(), atol=0.5 / 255 / 0.25, rtol=0)
+
+
+def test_variations_depend_on_seed_agent_task_and_epoch_alone():
+    data = TaskData(0, coloured(), 2, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+    assert torch.equal(data.indices(3, range(2), 3), data.indices(3, range(2), 3))
+    assert torch.equal(data.indices(3, [1], 3)[:, 0], data.indices(3, range(2), 3)[:, 1])
+    assert not torch.equal(data.indices(3, [1], 3)[..., 1:], data.indices(4, [1], 3)[..., 1:])
+
+
+def test_tests_and_growth_see_images_as_they_are():
+    task = coloured()
+    data = TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+    held, _ = data.held_out()
+    assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
+    originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
+    assert all(tuple((image * 255).round().flatten().tolist()) in originals for image in data.sample(0, 5))
+
+
+def test_crops_need_maps():
+    task = Task((torch.ones(4, 5), torch.arange(4) % 2), (torch.ones(4, 5), torch.arange(4) % 2), 2, "flat")
+    with pytest.raises(ConfigError, match=r"data.augment: crop-flip needs images .* 'flat' are \[5\]"):
+        TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))

@@ -1,0 +1,102 @@
+"""A step that is replayed gives what a plain one gives. On a CPU the places are as fixed, only nothing is captured."""
+
+import pytest
+import torch
+
+from codecl.exchange import Traffic
+from codecl.train import loop as module_under_test
+from codecl.train.cuda_graph import Plain, Replay, epochs
+from codecl.train.loop import train
+from tests.problems import build, config, convolutional, perceptron, tasks
+
+
+def facts(module, settings):
+    """Coordinates after each step, and every recorded fact but times."""
+    setup, state = build(module, tasks(2), settings)
+    coords, seen = [], []
+    for event in train(setup, state):
+        if event.kind == "step":
+            coords.append(event.coords_AD.clone())
+        seen.append({key: value for key, value in event.record().items() if key != "seconds"})
+    return coords, seen
+
+
+@pytest.mark.parametrize("order", ["paper", "adapt-then-combine"])
+@pytest.mark.parametrize("method", ["codec", "codec-full", "dpsgd", "d-ewc"])
+def test_replay_gives_what_plain_gives(method, order, monkeypatch):
+    module, settings = convolutional(), config(method=method, train={"order": order})
+    plain = facts(module, settings)
+    made = []
+
+    def replayed(step, coords_AD, indices_SABK, traffic, graph, watched):
+        made.append(Replay(step, coords_AD, indices_SABK, traffic, watched))
+        return made[-1]
+
+    monkeypatch.setattr(module_under_test, "epochs", replayed)
+    ours = facts(module, settings)
+    assert len(made) == 2
+    for a, b in zip(ours[0], plain[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+    for a, b in zip(ours[1], plain[1], strict=True):
+        assert {k: v for k, v in a.items() if isinstance(v, int | str)} == {
+            k: v for k, v in b.items() if isinstance(v, int | str)
+        }
+        assert a.get("mu_mean") == pytest.approx(b.get("mu_mean"), abs=1e-12)
+
+
+def test_the_rate_of_an_epoch_reaches_the_replayed_step():
+    def step(coords_AD, indices_ABK, lr):
+        return coords_AD - lr * indices_ABK.sum((1, 2))[:, None], coords_AD.sum(1), None
+
+    indices = torch.ones(3, 2, 4, 1, dtype=torch.long)
+    run = Replay(step, torch.zeros(2, 5), indices, Traffic())
+    for lr in (0.5, 0.25):
+        ours = [(coords.clone(), loss.clone()) for coords, loss in run(torch.zeros(2, 5), indices, lr)]
+        plain = [(coords.clone(), loss.clone()) for coords, loss in Plain(step)(torch.zeros(2, 5), indices, lr)]
+        for a, b in zip(ours, plain, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_what_leaves_aside_is_handed_out_and_not_counted():
+    traffic = Traffic()
+    traffic.count("train", 1, 10)
+    with traffic.aside() as sent:
+        traffic.count("train", 4, 100)
+    assert traffic.take("train") == {"messages": 1, "bytes": 10}
+    traffic.add(sent)
+    traffic.add(sent)
+    assert traffic.take("train") == {"messages": 8, "bytes": 800}
+
+
+def test_what_cannot_be_captured_runs_plainly_with_a_warning(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Replay, "__init__", refuse)
+    with pytest.warns(UserWarning, match="launched one by one: they cannot be captured"):
+        run = epochs(lambda *_: None, torch.zeros(1, 1), torch.zeros(1, 1, 1, 1), Traffic(), graph=True)
+    assert isinstance(run, Plain)
+
+
+@pytest.mark.parametrize("model", [perceptron, convolutional])
+def test_bf16_follows_the_exact_run_roughly_and_changes_nothing_outside(model):
+    module = model()
+    exact, rough = (
+        facts(module, config(dtype="float32", method="dpsgd", train={"precision": precision}))[0]
+        for precision in ("highest", "bf16")
+    )
+    difference = float((exact[-1] - rough[-1]).norm() / exact[-1].norm())
+    assert 1e-7 < difference < 0.02
+    assert exact[-1].dtype == rough[-1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("how", [Plain, lambda step, watched: Replay(step, ROWS, PICKS, Traffic(), watched)])
+def test_the_last_step_of_an_epoch_is_watched(how):
+    run = how(lambda rows, *_: (rows + 1, rows.sum(1), None), lambda rows, *_: (rows + 1, rows.sum(1), rows.mean(1)))
+    for epoch in range(2):
+        *_, (rows, _) = run(ROWS + 10 * epoch, PICKS, 0.1)
+        assert torch.equal(rows, ROWS + 10 * epoch + 3)
+        assert run.seen_A.tolist() == [2 + 10 * epoch] * 2, "before its third step"
+
+
+ROWS, PICKS = torch.zeros(2, 5), torch.ones(3, 2, 4, 1, dtype=torch.long)

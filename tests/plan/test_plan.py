@@ -1,0 +1,331 @@
+"""`plan`: what it says exactly is what a run then records, byte for byte; what hurts is said exactly when it does."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codecl import api
+from codecl.data import store
+from codecl.data.catalogue import CATALOGUE
+from codecl.errors import ConfigError
+from codecl.exchange.topology import TopologyConfig, build
+from codecl.plan import forecast
+from codecl.plan.plan import graph_of, plan, rounds, stable_below
+from codecl.runs import grid
+from codecl.runs.build import assemble, build_model, deal
+from codecl.runs.config import presets
+from codecl.train.loop import train
+from tests.data.canonical import arrays
+
+CPU = torch.device("cpu")
+TINY = ["data.tasks=2", "train.epochs=1", "train.batch_size=50", "growth.images=20", "train.execution=loop"]
+FIVE = ["ring", "ring-undirected", "torus", "exponential", "star"]
+METHODS = ["codec", "codec-full", "dpsgd", "d-ewc", "stl"]
+
+
+def config_of(*settings, method="codec", agents="4", topology="ring", preset="quickstart"):
+    (config,) = grid.configs(preset, method, agents, topology, None, [*TINY, *settings])
+    return config
+
+
+def facts(folder, kind):
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [fact for fact in map(json.loads, lines) if fact["kind"] == kind]
+
+
+def about(warnings):
+    return [line.partition(":")[0] for line in warnings]
+
+
+def check_first_task(planned, folder):
+    """What is exact without a recorded run."""
+    (run,), tasks, epochs = facts(folder, "run"), facts(folder, "task"), facts(folder, "epoch")
+    assert (planned.graph.edges, planned.graph.contraction) == (len(run["edges"]), run["contraction"])
+    assert [part.steps for part in planned.tasks] == [task["steps"] for task in tasks]
+    first = planned.tasks[0]
+    assert (first.coordinates, first.whole, first.message_known) == (
+        tasks[0]["coordinates"],
+        tasks[0]["full"],
+        "exact",
+    )
+    assert first.train_bytes == sum(fact["bytes"] for fact in epochs if fact["task"] == 0)
+    assert first.agree_bytes == facts(folder, "agree")[0]["bytes"]
+    assert [part.whole for part in planned.tasks] == [task["full"] for task in tasks]
+
+
+def check_bounds(planned, folder):
+    """Nothing that was sent is more than was planned."""
+    for kind, field in (("agree", "agree_bytes"), ("grow", "reduce_bytes"), ("flood", "flood_bytes")):
+        for part, fact in zip(planned.tasks, facts(folder, kind), strict=True):
+            assert fact["bytes"] <= getattr(part, field)
+    for part, fact in zip(planned.tasks, facts(folder, "task"), strict=True):
+        assert fact["coordinates"] <= part.coordinates
+
+
+def check_all(planned, folder, traffic):
+    assert planned.known == "exact"
+    for kind, field in (("epoch", "train_bytes"), ("agree", "agree_bytes"), ("grow", "reduce_bytes")):
+        assert [getattr(part, field) for part in planned.tasks] == [fact["bytes"] for fact in facts(folder, kind)]
+    assert [part.flood_bytes for part in planned.tasks] == [fact["bytes"] for fact in facts(folder, "flood")]
+    totals = ("train_bytes", "boundary_bytes", "full_bytes")
+    assert [getattr(planned, name) for name in totals] == [traffic[name] for name in totals]
+
+
+CASES = [
+    *(({"method": "codec", "topology": topology}, ()) for topology in FIVE),
+    *(({"method": method, "topology": "torus"}, ()) for method in METHODS[1:]),
+    ({"method": "codec"}, ("growth.subspace_from=all",)),
+    ({"method": "codec-full"}, ("growth.subspace_from=all",)),
+    ({"method": "codec"}, ("train.norm_statistics=task", "growth.subspace_from=all")),
+    ({"method": "d-ewc"}, ("train.norm_statistics=task", "dtype=float64")),
+    ({"method": "codec"}, ("train.order=adapt-then-combine", "train.momentum=0.5", "head=null")),
+    ({"method": "dpsgd", "agents": "1"}, ()),
+    ({"method": "codec", "agents": "1"}, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("named", "settings"), CASES, ids=lambda part: "-".join(part.values() if isinstance(part, dict) else part)
+)
+def test_a_run_records_what_was_planned(tmp_path, named, settings):
+    config = config_of(*settings, **named)
+    before = plan(config)
+    result = api.run(config, out=tmp_path, device="cpu")
+    check_first_task(before, result.folder)
+    check_bounds(before, result.folder)
+    check_all(plan(config, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
+    grows = config.method.kind().grows
+    assert before.known == ("bound" if grows else "exact")
+    if not grows:
+        check_all(before, result.folder, result.metrics["traffic"])
+
+
+def test_groups_biases_and_whole_parameters_are_counted_as_they_are_sent(tmp_path):
+    source = """
+import torch
+from torch import nn
+
+def grouped(shape, classes):
+    layers = [nn.Conv2d(shape[0], 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(54, classes))
+"""
+    (tmp_path / "own.py").write_text(source)
+    own = [f"model.name={tmp_path / 'own.py'}:grouped", "dense=['0.bias']", "growth.subspace_from=all"]
+    config = config_of(*own, "train.norm_statistics=task")
+    before = plan(config)
+    result = api.run(config, out=tmp_path, device="cpu")
+    check_first_task(before, result.folder)
+    check_bounds(before, result.folder)
+    check_all(plan(config, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
+
+
+OWN = """
+from codecl import Method
+
+class Counting(Method):
+    def free(self, memory, layers):
+        return {}
+
+    def prepare(self, memory, layout):
+        return None
+
+    def step(self, task, base_AD, coords_AD, grad_AD, lr):
+        return base_AD - lr * grad_AD
+
+    def remember(self, end):
+        return {"seen": end.coords_AD.new_zeros(7 * end.data.index + 3)}
+"""
+
+
+def test_what_an_own_method_remembers_is_known_from_a_run_of_it(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = config_of(method=f"{tmp_path / 'own.py'}:Counting")
+    before = plan(config)
+    assert (before.known, about(before.warnings)) == ("partly", ["mixing", "flood"])
+    result = api.run(config, out=tmp_path, device="cpu")
+    check_first_task(before, result.folder)
+    assert [part.flood_bytes + 3 * 4 * extra for part, extra in zip(before.tasks, (3, 10), strict=True)] == [
+        fact["bytes"] for fact in facts(result.folder, "flood")
+    ]
+    after = plan(config, like=forecast.read(result.folder))
+    check_all(after, result.folder, result.metrics["traffic"])
+    assert about(after.warnings) == ["mixing"]
+
+
+@pytest.fixture(scope="module")
+def made_data(tmp_path_factory):
+    """Data set files of the right shapes for every preset, with few images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CODECL_DATA", str(tmp_path_factory.mktemp("data")))
+        for name, entry in CATALOGUE.items():
+            store.write(name, arrays(name, 8 * entry.classes, 2 * entry.classes))
+        yield
+
+
+OTHERS = sorted(set(presets()) - {"quickstart"})
+FEW = ("train.batch_size=5", "growth.images=2", "train.test_batch_size=8", "data.augment=none")
+
+
+@pytest.mark.parametrize("topology", FIVE)
+@pytest.mark.parametrize("preset", OTHERS)
+@pytest.mark.long
+@pytest.mark.usefixtures("made_data")
+def test_a_run_of_every_preset_records_what_was_planned(tmp_path, preset, topology):
+    config = config_of(*FEW, preset=preset, topology=topology)
+    before = plan(config)
+    result = api.run(config, out=tmp_path, device="cpu")
+    check_first_task(before, result.folder)
+    check_bounds(before, result.folder)
+    check_all(plan(config, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
+
+
+@pytest.mark.parametrize(("preset", "topology"), list(zip(OTHERS, FIVE[1:], strict=True)))
+@pytest.mark.usefixtures("made_data")
+def test_the_first_task_of_every_preset_sends_what_was_planned(preset, topology):
+    config = config_of(*FEW, preset=preset, topology=topology)
+    first = plan(config).tasks[0]
+    dealt = deal(config, None, CPU)
+    events = train(*assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU))
+    opened, *_, epoch, agreed = itertools.islice(events, first.steps + 3)
+    assert (opened.kind, epoch.kind, agreed.kind) == ("task", "epoch", "agree")
+    assert (first.coordinates, first.whole, first.steps) == (opened.coordinates, opened.full, opened.steps)
+    assert (first.train_bytes, first.agree_bytes) == (epoch.bytes, agreed.bytes)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    return api.run(config_of(), out=tmp_path_factory.mktemp("like"), device="cpu").folder
+
+
+def test_a_run_like_it_is_estimated(recorded, tmp_path):
+    like = forecast.read(recorded)
+    config = config_of(agents="8", topology="exponential")
+    planned, bound = plan(config, like=like), plan(config)
+    assert [part.message_known for part in planned.tasks] == ["exact", "estimate"]
+    assert [part.end_known for part in planned.tasks] == ["estimate", "estimate"]
+    assert planned.train_bytes < bound.train_bytes
+    assert planned.tasks[0].train_bytes == bound.tasks[0].train_bytes
+    same = plan(config_of(), like=like)
+    assert planned.tasks[1].coordinates == same.tasks[1].coordinates
+    assert planned.tasks[1].flood_bytes * 3 == same.tasks[1].flood_bytes * 7
+    longer = plan(config_of("data.tasks=3"), like=like)
+    assert [part.message_known for part in longer.tasks] == ["exact", "estimate", "estimate"]
+
+
+def test_pools_of_a_run_like_it_follow_from_its_free_directions(recorded, tmp_path):
+    everyone = "growth.subspace_from=all"
+    planned = plan(config_of(everyone), like=forecast.read(recorded))
+    result = api.run(config_of(everyone), out=tmp_path, device="cpu")
+    first, second = facts(result.folder, "grow")
+    assert planned.tasks[0].reduce_bytes == first["bytes"]  # of the first task all is free
+    assert planned.tasks[1].reduce_bytes == pytest.approx(second["bytes"], rel=0.5)
+
+
+def test_a_run_that_is_not_like_it_is_refused(recorded):
+    like = forecast.read(recorded)
+    with pytest.raises(ConfigError, match="is a run of codec, not of dpsgd"):
+        plan(config_of(method="dpsgd"), like=like)
+    with pytest.raises(ConfigError, match="another model"):
+        plan(config_of("model=mlp"), like=like)
+    with pytest.raises(ConfigError, match="another model"):
+        plan(config_of("model.hidden=7"), like=like)
+
+
+@given(st.integers(2, 40))
+def test_a_directed_ring_contracts_by_the_cosine(agents):
+    graph = graph_of(build(TopologyConfig(name="ring"), agents, 0))
+    assert graph.contraction == pytest.approx(abs(math.cos(math.pi / agents)), abs=1e-9)
+    assert graph.gap == 1 - graph.contraction
+
+
+@given(st.floats(0.01, 0.999), st.sampled_from([0.1, 1e-6]))
+def test_so_many_rounds_suffice_and_no_fewer(contraction, to):
+    count = rounds(contraction, to)
+    assert contraction**count <= to * (1 + 1e-6)
+    assert contraction ** (count - 1) > to * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "agents", "limit"),
+    [("ring", 8, 1.0), ("ring-undirected", 8, 2 / 3), ("torus", 8, 0.5), ("torus", 16, 0.4), ("complete", 8, 1.0)],
+)
+def test_the_limit_of_the_papers_order(name, agents, limit):
+    mixing = build(TopologyConfig(name=name), agents, 0).mixing
+    assert stable_below(mixing) == pytest.approx(limit)
+    assert stable_below(mixing, "adapt-then-combine") == 2
+
+
+@given(st.sampled_from(["ring", "torus", "exponential", "star"]), st.sampled_from([4, 6, 8, 9]))
+def test_steps_below_the_limit_shrink_an_error_and_above_it_do_not(name, agents):
+    mixing = build(TopologyConfig(name=name), agents, 0).mixing
+    limit = stable_below(mixing)
+
+    def radius(step):
+        return abs(torch.linalg.eigvals(torch.from_numpy(mixing) - step * torch.eye(agents, dtype=torch.float64))).max()
+
+    assert radius(limit - 1e-3) < 1 < radius(limit + 1e-3)
+
+
+def test_warnings_appear_exactly_when_they_should(recorded):
+    quiet = ("train.epochs=15", "train.batch_size=10")
+    assert about(plan(config_of(*quiet)).warnings) == []
+    assert about(plan(config_of("train.batch_size=40")).warnings) == ["mixing"]  # 12 steps against 7 rounds
+    assert about(plan(config_of("train.batch_size=400", topology="complete")).warnings) == []  # one step, and one round
+    assert about(plan(config_of(*quiet, topology="torus", agents="16")).warnings) == ["lr"]
+    after = "train.order=adapt-then-combine"
+    assert about(plan(config_of(*quiet, after, topology="torus", agents="16")).warnings) == []
+    small = ("train.epochs=15", "train.batch_size=600", "data.steps_per_epoch=50")
+    assert about(plan(config_of(*small)).warnings) == ["batch"]
+    assert about(plan(config_of("train.epochs=15", "train.batch_size=500", "data.steps_per_epoch=50")).warnings) == []
+
+
+def test_a_layer_without_free_directions_is_warned_of(tmp_path):
+    config = config_of(
+        "growth.threshold=1", "growth.images=125", "train.epochs=15", "train.batch_size=10", "data.tasks=2"
+    )
+    short = config_of("growth.threshold=1", "growth.images=125")
+    like = forecast.read(api.run(short, out=tmp_path, device="cpu").folder)
+    full = [name for name, count in like.free[1].items() if count == 0]
+    assert full
+    (line,) = plan(config, like=like).warnings
+    assert line.startswith(f"threshold: no free direction is left in {', '.join(full)} from task 2 on")
+
+
+def test_a_shard_smaller_than_a_batch_is_refused_as_run_refuses_it():
+    with pytest.raises(ConfigError, match=r"train.batch_size: 600 is more than the 500 images"):
+        plan(config_of("train.batch_size=600"))
+
+
+def test_images_steps_and_what_is_left_over():
+    (first, _) = plan(config_of("train.batch_size=30")).tasks
+    assert (first.images, first.shard, first.steps, first.left_over) == (2000, (500, 500), 16, (20, 20))
+    skewed = plan(config_of("train.batch_size=10", "data.partition=dirichlet(0.5)")).tasks[0]
+    least, most = skewed.shard
+    assert skewed.left_over == (least - 10 * skewed.steps, most - 10 * skewed.steps)
+
+
+def test_memory_holds_weights_coordinates_and_images():
+    config = config_of()
+    four, eight = plan(config), plan(config_of(agents="8"))
+    assert four.agent_memory_bytes < four.memory_bytes < eight.memory_bytes
+    numbers = sum(p.numel() for p in build_model(config, (1, 28, 28), 10).parameters())
+    assert four.agent_memory_bytes > 5 * 4 * numbers  # anchor, built, coordinates, gradient, mixed
+    assert plan(config_of("dtype=float64")).agent_memory_bytes > 1.3 * four.agent_memory_bytes
+    assert plan(config_of("train.momentum=0.9")).memory_bytes == four.memory_bytes + 4 * 4 * four.tasks[0].coordinates
+
+
+def test_time_of_messages_follows_from_the_busiest_way_out():
+    one, two = plan(config_of(), bandwidth=1e7), plan(config_of(topology="complete"), bandwidth=1e7)
+    first = one.tasks[0]
+    gossip = first.message_bytes * (first.steps + one.graph.agree_rounds)
+    assert first.messages_s == pytest.approx(8 * (gossip + first.flood_bytes) / 1e7)  # a ring: three hops
+    first = two.tasks[0]
+    gossip = 3 * first.message_bytes * (first.steps + two.graph.agree_rounds)
+    assert first.messages_s == pytest.approx(8 * (gossip + first.flood_bytes) / 1e7)  # three, one after another
+    assert one.messages_s == sum(part.messages_s for part in one.tasks)
+    assert plan(config_of()).messages_s is None

@@ -1,0 +1,319 @@
+"""Following a run from its folder: the tail of a file, the fold over facts, the state, the command to go on."""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codecl import api, files
+from codecl.errors import DataError
+from codecl.methods import METHODS
+from codecl.report.command import SAME, way_on
+from codecl.runs import config as presets
+from codecl.runs import follow, grid
+from codecl.runs.follow import Eye, Onlooker, find, state_of, together
+from codecl.runs.progress import ALONE, Progress, progress
+from codecl.runs.record import folder_of
+from codecl.runs.tail import Tail, look
+from tests import problems
+
+
+def record(folder, **fields):
+    settings = problems.config(**fields)
+    return api.run(settings, out=folder, module=problems.perceptron(), tasks=problems.tasks()).folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A real run of three tasks, two epochs each."""
+    return record(tmp_path_factory.mktemp("run"))
+
+
+def facts_of(folder):
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+@given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=8), st.data())
+def test_a_tail_gives_every_line_once_however_the_file_grows(tmp_path_factory, lines, data):
+    path, whole = tmp_path_factory.mktemp("tail") / "file", b"".join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
+    tail, read = Tail(), b""
+    for cut in (*cuts, len(whole)):
+        path.write_bytes(whole[:cut])
+        tail, new, anew = look(path, tail)
+        assert not anew
+        assert all(line.endswith(b"\n") for line in new)
+        read += b"".join(new)
+    assert read == whole
+
+
+def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path):
+    path = tmp_path / "file"
+    assert look(path, Tail()) == (Tail(), [], False)  # not there yet
+    path.write_bytes(b"one\ntwo\nthree\n")
+    tail = look(path, Tail()).tail
+    path.write_bytes(b"one\ntwo\n")  # cut by a resume
+    assert look(path, tail) == (Tail(8, b"two\n"), [b"one\n", b"two\n"], True)
+    path.write_bytes(b"one\ntwo\n3\nand on\nand on\n")  # cut, and longer again before anyone looked
+    assert look(path, tail).lines[2:] == [b"3\n", b"and on\n", b"and on\n"]
+    path.unlink()
+    assert look(path, tail) == (Tail(), [], True)
+
+
+def test_progress_is_what_the_metrics_say_in_the_end(run):
+    now, metrics = progress(facts_of(run), 2), json.loads((run / "metrics.json").read_text())
+    assert now.ended == "complete"
+    assert now.acc == metrics["acc"]
+    assert (now.cc, now.cc_by_task) == (metrics["traffic"]["cc"], metrics["traffic"]["cc_by_task"])
+    assert now.sent == metrics["traffic"]["train_bytes"] + metrics["traffic"]["boundary_bytes"]
+    assert now.steps == now.all_steps == metrics["timing"]["iterations"]
+    assert (now.opened, now.closed, now.tasks, now.epoch) == (3, 3, 3, 2)
+    assert now.left_s == 0
+    assert now.apart == metrics["consensus_error_by_task"][-1]
+    assert now.learned == [row[task] for task, row in enumerate(metrics["accuracy_matrix"])]
+    assert now.known == metrics["accuracy_matrix"][-1]
+
+
+def test_progress_at_every_fact_goes_forward(run):
+    facts = facts_of(run)
+    stages = [progress(facts[:count], 2) for count in range(len(facts) + 1)]
+    assert stages[0] == Progress({}, epochs=2)
+    assert [now.steps for now in stages] == sorted(now.steps for now in stages)
+    position = next(now for now in stages if now.opened == 2 and now.epoch == 1)
+    assert (position.phase, position.closed, position.all_steps, position.ended) == (
+        "training",
+        1,
+        stages[-1].steps,
+        None,
+    )
+    assert position.left_s == pytest.approx(
+        (position.all_steps - position.steps) / position.steps_a_second
+        + 2 * sum(fact["seconds"] for fact in facts if fact["kind"] in ("grow", "eval") and fact["task"] == 0)
+    )
+    assert len(position.losses) == 3
+    assert position.names == ["t0", "t1"]
+
+
+def test_methods_whose_tasks_stand_alone():
+    assert {name for name, method in METHODS.items() if method.each_task_alone} == ALONE
+
+
+@pytest.mark.parametrize(
+    ("ended", "written", "left", "silent_s", "state"),
+    [
+        ("complete", False, True, 0, "complete"),
+        ("degraded", False, False, 1e6, "degraded"),
+        ("partial", False, False, 0, "stopped"),
+        (None, True, False, 1e6, "under way"),  # a long epoch
+        (None, False, True, 0, "stopped"),  # its process was seen, and is gone
+        (None, False, False, 1, "under way"),  # on another machine, perhaps
+        (None, False, False, 20, "silent"),
+        (None, False, False, 61, "stopped"),
+    ],
+)
+def test_the_state_of_a_run(ended, written, left, silent_s, state):
+    now = Progress({"method": "codec"}, ended=ended, longest_s=2.0)
+    assert state_of(now, written, left, silent_s) == state
+
+
+def test_who_has_long_epochs_may_be_silent_for_longer():
+    now = Progress({"method": "codec"}, longest_s=100.0)
+    assert state_of(now, False, False, 299) == "silent"
+    assert state_of(now, False, False, 301) == "stopped"
+    assert state_of(Progress({}), True, False, 0) == "starting"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="locks cannot be seen here")
+def test_a_lock_is_seen_without_being_taken(tmp_path):
+    assert files.is_locked(tmp_path) is False
+    handle = files.lock(tmp_path)
+    assert files.is_locked(tmp_path) is True
+    os.close(handle)
+    assert files.is_locked(tmp_path) is False
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else has it
+    os.close(other)
+    assert files.is_locked(tmp_path / "nowhere") is None
+
+
+class Writing:
+    """A run folder that grows as a real one did."""
+
+    def __init__(self, run, folder):
+        self.folder, self.source = folder, run
+        folder.mkdir(parents=True)
+        shutil.copy(run / "config.yaml", folder)
+        self.lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+        self.at = 0
+
+    def until(self, kind, task=None):
+        for line in self.lines[self.at :]:
+            self.append(line)
+            self.at += 1
+            fact = json.loads(line)
+            if (fact["kind"], fact["task"]) == (kind, task):
+                return
+
+    def append(self, text):
+        with (self.folder / "events.jsonl").open("a") as file:
+            file.write(text)
+
+    def close(self):
+        self.until("end")
+        shutil.copy(self.source / "metrics.json", self.folder)
+
+
+def test_a_run_is_followed_to_its_end(run, tmp_path):
+    writing = Writing(run, tmp_path / "seed-3")
+    eye, lock = Eye(writing.folder), files.lock(writing.folder)
+    assert eye.look().state == "starting"
+    writing.until("task", 0)
+    assert eye.look().progress.phase == "training"
+    writing.append('{"kind": "epo')
+    assert eye.look().progress.phase == "training"  # half a line waits
+    (writing.folder / "events.jsonl").write_text("".join(writing.lines[: writing.at]))
+    writing.until("eval", 1)
+    seen = eye.look()
+    assert [end.closed for end in seen.new] == [1, 2]  # both task ends are told, though nobody looked in between
+    assert seen.state == "under way"
+    writing.until("end")
+    assert eye.look().state == "under way"  # its metrics are not there yet
+    writing.close()
+    os.close(lock)
+    assert eye.look().state == "complete"
+
+
+def test_a_process_that_is_gone_is_noticed_at_once(run, tmp_path):
+    writing = Writing(run, tmp_path / "seed-3")
+    eye, lock = Eye(writing.folder), files.lock(writing.folder)
+    writing.until("eval", 0)
+    assert eye.look().state == "under way"
+    os.close(lock)
+    assert eye.look().state == "stopped"
+    assert Eye(writing.folder).look().state == "under way"  # who came later cannot know yet
+    lock = files.lock(writing.folder)  # the run goes on
+    assert eye.look().state == "under way"
+    os.close(lock)
+
+
+def test_watching_writes_nothing_and_takes_no_lock(run):
+    def state():
+        return sorted((path, path.stat().st_mtime_ns) for path in (run, *run.rglob("*")))
+
+    before = state()
+    lock = files.lock(run)
+    view = Onlooker(run).look()
+    os.close(lock)
+    assert state() == before
+    assert view.alone.state == "complete"
+
+
+def test_damaged_events_are_named(run, tmp_path):
+    writing = Writing(run, tmp_path / "seed-3")
+    for line in ("not JSON\n", "[1, 2]\n", '{"kind": "run"}\n', '{"time": 1}\n'):
+        (writing.folder / "events.jsonl").write_text(line)
+        with pytest.raises(DataError, match="damaged or of another version"):
+            Eye(writing.folder).look()
+
+
+def test_what_is_found_at_a_path(run, tmp_path):
+    for name in ("b/seed-1", "b/seed-10", "b/seed-2", "a/seed-0/agent-10", "a/seed-0/agent-9", "c/not-a-run"):
+        (tmp_path / name).mkdir(parents=True)
+        if "not" not in name:
+            (tmp_path / name / "events.jsonl").touch()
+    fleet, *seeds = find(tmp_path)
+    assert [path.name for path in fleet.agents] == ["agent-9", "agent-10"]
+    assert [place.folder.name for place in seeds] == ["seed-1", "seed-2", "seed-10"]
+    assert find(tmp_path / "a" / "seed-0") == [fleet]
+    assert find(tmp_path / "a" / "seed-0" / "agent-9") == [follow.Place(tmp_path / "a" / "seed-0" / "agent-9")]
+    assert find(tmp_path / "c") == find(tmp_path / "nowhere") == []
+
+
+def test_states_together():
+    assert together(["complete", "under way", "stopped"]) == "under way"
+    assert together(["complete", "stopped", "degraded"]) == "stopped"
+    assert together(["complete", "degraded"]) == "degraded"
+    assert together(["complete", "complete"]) == "complete"
+
+
+def test_a_folder_of_runs_ends_with_the_last_and_tells_of_those_that_were_under_way(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "LINGER_S", 0.0)
+    Writing(run, tmp_path / "old" / "seed-1").until("eval", 0)
+    os.utime(tmp_path / "old" / "seed-1" / "events.jsonl", (0, 0))
+    view = Onlooker(tmp_path).look()
+    assert (view.over, view.exit_code, view.runs[0].state) == (True, 0, "stopped")  # long ago: not our concern
+    onlooker, writing = Onlooker(tmp_path), Writing(run, tmp_path / "new" / "seed-2")
+    writing.until("eval", 0)
+    assert not onlooker.look().over
+    writing.close()
+    view = onlooker.look()
+    assert (view.over, view.exit_code) == (True, 0)
+    Writing(run, tmp_path / "third" / "seed-2").until("eval", 0)
+    lock = files.lock(tmp_path / "third" / "seed-2")
+    assert not onlooker.look().over
+    os.close(lock)
+    view = onlooker.look()
+    assert (view.over, view.exit_code) == (True, 1)
+
+
+def peer_facts(facts, changes):
+    """Facts as a peer records them."""
+    out = []
+    for fact in facts:
+        fact = dict(fact)
+        if fact["kind"] == "run":
+            fact |= {"agent": 1, "exchange": "peers", "fleet": "f"}
+        if fact["kind"] in ("epoch", "agree"):
+            fact["disagreement"] = fact.pop("consensus_error")
+            fact["missed"] = {"2": [[3, 5], [7, 7]]}
+        out.append(fact)
+    return [*out[:-1], *({"kind": "member", "time": out[-1]["time"], "task": 1, **change} for change in changes)]
+
+
+def test_a_peer_knows_who_is_away(run):
+    changes = [("connected", 0), ("connected", 2), ("lost", 0), ("disconnected", 2), ("dead", 2), ("linked", 3)]
+    facts = peer_facts(facts_of(run), [{"state": state, "agent": agent} for state, agent in changes])
+    now = progress(facts, 2)
+    assert (now.away, now.missed, now.note) == ([0, 2], 6 * 4, "linked 3")
+    assert now.apart == [fact for fact in facts_of(run) if fact["kind"] == "epoch"][-1]["consensus_error"]
+    back = [*facts, {"kind": "member", "time": 0, "agent": 2, "state": "alive"}]
+    assert progress(back, 2).away == [0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"agents": 8, "topology": {"name": "torus"}, "seed": 3},
+        {"method": {"name": "d-ewc", "penalty": 7.0}, "train": {"milestones": [0.25], "epochs": 3}},
+        {"head": None, "growth": {"images": [24, 100]}},
+    ],
+)
+def test_the_command_to_go_on_is_that_of_this_very_run(tmp_path, changes):
+    config = presets.resolve(presets.preset("quickstart"), changes)
+    folder = folder_of(config, tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.dump())
+    program, run, preset, *words = shlex.split(re.fullmatch("go on with `(.*)`", way_on(folder))[1])
+    assert (program, run, preset) == ("codecl", "run", "quickstart")
+    given = {
+        option: [value for name, value in zip(words[::2], words[1::2], strict=True) if name == option]
+        for option in words[::2]
+    }
+    assert given["--out"] == [str(tmp_path)]
+    names = ("--method", "--agents", "--topology", "--seeds")
+    (made,) = grid.configs(preset, *(given[name][0] for name in names), given.get("--set", []))
+    assert made.decisive() == config.decisive()
+
+
+def test_a_run_without_a_command_has_none_made_up(run, tmp_path):
+    assert way_on(run) == SAME  # made by a call
+    assert way_on(tmp_path / "nowhere") == SAME
+    assert way_on(Path("seed-1")) == SAME

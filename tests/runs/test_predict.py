@@ -1,0 +1,176 @@
+"""Images classified from a run folder, each by itself."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import codecl
+from codecl.api import run
+from codecl.data import embedded
+from codecl.errors import ConfigError, DataError
+from codecl.runs.config import preset, resolve
+from codecl.runs.predict import predict
+from tests.cli.test_cli import failed
+from tests.space.test_norms import normed
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short quickstart of two tasks, and test images of each as files."""
+    place = tmp_path_factory.mktemp("predict")
+    changes = {"data": {"tasks": 2}, "train": {"epochs": 8, "batch_size": 10}}
+    result = run(resolve(preset("quickstart"), changes), out=place)
+    files = {}
+    for name in ("digits", "clothes"):
+        (_, _), (images, labels) = embedded.load(name)
+        files[name] = []
+        for number in range(0, 500, 7):
+            path = place / f"{name}-{int(labels[number])}-{number}.png"
+            Image.fromarray(images[number, 0].numpy()).save(path)
+            files[name].append(path)
+    return result, files
+
+
+def coloured(path, size=(6, 6)):
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)).save(path)
+    return path
+
+
+def test_predictions_are_those_of_the_loaded_model(trained):
+    result, files = trained
+    for number, (name, clothes) in enumerate((("digits", None), ("clothes", "ankle-boot"))):
+        found = predict(result.folder, name, files[name], top=10)
+        model = result.model(number)
+        (_, _), (images, _) = embedded.load(name)
+        with torch.no_grad():
+            odds = model(images[::7].float() / 255).softmax(1)
+        assert len(found) == len(odds)
+        for one, row in zip(found, odds, strict=True):
+            assert sum(value for _, value in one.classes) == pytest.approx(1, abs=1e-5)
+            assert one.classes[0][1] == pytest.approx(row.max().item(), abs=1e-5)
+        assert clothes is None or any(one.classes[0][0] == clothes for one in found)
+
+
+def test_they_are_right_as_often_as_was_measured(trained):
+    result, files = trained
+    found = predict(result.folder.parent, "1", files["digits"])  # the only run in there
+    right = [one.classes[0][0] == one.image.rpartition("digits-")[2][0] for one in found]
+    expected = result.metrics["accuracy_matrix"][-1][0] / 100
+    assert expected > 0.5
+    assert abs(sum(right) / len(right) - expected) < 0.15
+
+
+def test_a_model_with_norms_needs_statistics_of_the_task(tmp_path):
+    pixels = torch.randint(256, (40, 2, 6, 6), dtype=torch.uint8)
+    task = codecl.Task((pixels, torch.arange(40) % 3), (pixels, torch.arange(40) % 3), 3)
+    results = {
+        kind: codecl.fit(normed(), [task], out=tmp_path, train={"epochs": 1, "batch_size": 4, "norm_statistics": kind})
+        for kind in ("batch", "task")
+    }
+    for result in results.values():  # the model is the caller's own
+        with pytest.raises(ConfigError, match="was made with a model of your own"):
+            predict(result.folder, "1", [tmp_path / "x.png"])
+
+
+def test_by_the_batch_no_single_image_is_classified(tmp_path, monkeypatch):
+    from codecl.data import store
+    from tests.data.canonical import arrays
+
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path))
+    store.write("cifar100", arrays("cifar100", 400, 200))
+    small = {"agents": 2, "data": {"tasks": 1}, "growth": {"images": 4}}
+
+    def trained(kind):
+        train = {"epochs": 1, "batch_size": 10, "norm_statistics": kind}
+        return run(resolve(preset("split-cifar100"), {**small, "train": train}), out=tmp_path).folder
+
+    image = coloured(tmp_path / "a.png", (32, 32))
+    with pytest.raises(ConfigError, match=r"one image alone cannot be classified; train it with --set train\.norm"):
+        predict(trained("batch"), "1", [image])
+    folder = trained("task")
+    store.path_of("cifar100").unlink()  # the run folder is enough
+    (alone,) = predict(folder, "classes 0-9", [image])
+    both = predict(folder, "1", [coloured(tmp_path / "b.png", (32, 32)), image])
+    assert both[1] == alone
+    assert alone.classes[0][0] in (
+        "apple",
+        "aquarium_fish",
+        "baby",
+        "bear",
+        "beaver",
+        "bed",
+        "bee",
+        "beetle",
+        "bicycle",
+        "bottle",
+    )
+
+
+def test_images_of_the_original_size_are_padded_as_in_training(tmp_path, monkeypatch):
+    from codecl.data import store
+    from codecl.data.streams import FIVE, STREAMS
+    from codecl.data.task import TaskData
+    from codecl.runs.predict import _read
+    from tests.data.canonical import arrays
+    from tests.problems import CPU
+
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path))
+    for name in FIVE:
+        store.write(name, arrays(name, 20, 10))
+    task = STREAMS["five-datasets"]()[1]
+    about = TaskData(1, task, 2, 0, torch.float32, CPU).describe()
+    grey = store.read("mnist").train_images[3, 0]
+    Image.fromarray(grey).save(tmp_path / "seven.png")
+    assert torch.equal(_read(tmp_path / "seven.png", about, False)[0], task.train[0][3])
+
+
+def test_what_cannot_be_predicted_is_said_in_one_line(trained, tmp_path):
+    result, files = trained
+    with pytest.raises(ConfigError, match=r"--task: 'digit' is not a task .*, did you mean 'digits'\?; there are 1 \("):
+        predict(result.folder, "digit", files["digits"])
+    with pytest.raises(ConfigError, match=r"is 6×6, task 'digits' takes 28×28; --resize scales"):
+        predict(result.folder, "1", [coloured(tmp_path / "small.png")])
+    assert len(predict(result.folder, "1", [coloured(tmp_path / "small.png")], resize=True)) == 1
+    (tmp_path / "no.png").write_text("no image")
+    with pytest.raises(DataError, match=r"no.png: is not an image that can be read"):
+        predict(result.folder, "1", [tmp_path / "no.png"])
+    with pytest.raises(DataError, match=r"gone.png: cannot be read \(No such file"):
+        predict(result.folder, "1", [tmp_path / "gone.png"])
+
+
+def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
+    result, files = trained
+    tasks = json.loads((result.folder / "model" / "tasks.json").read_text())["tasks"]
+    monkeypatch.setattr(
+        "codecl.runs.predict.record.read_tasks", lambda folder: [{**task, "name": "same"} for task in tasks]
+    )
+    with pytest.raises(ConfigError, match=r"'same' is the name of tasks 1 and 2 of .*; give the number"):
+        predict(result.folder, "same", files["digits"][:1])
+    assert predict(result.folder, "1", files["digits"][:1])
+    with pytest.raises(ConfigError, match=r"there are 1 \(same\), 2 \(same\)"):
+        predict(result.folder, "other", files["digits"][:1])
+
+
+def test_floating_data_is_no_pictures(trained, tmp_path, monkeypatch):
+    result, files = trained
+    tasks = json.loads((result.folder / "model" / "tasks.json").read_text())["tasks"]
+    changed = [{**task, "stored": "float32"} for task in tasks]
+    monkeypatch.setattr("codecl.runs.predict.record.read_tasks", lambda folder: changed)
+    with pytest.raises(ConfigError, match=r"'digits' was not trained on pictures; use codecl.load"):
+        predict(result.folder, "1", files["digits"][:1])
+
+
+def test_the_command(trained, cli, tmp_path):
+    result, files = trained
+    some = [str(path) for path in files["digits"][:3]]
+    done = cli("predict", str(result.folder), "--task", "digits", *some, "--top", "2", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == some
+    assert all(line.count("%") == 2 for line in lines)
+    held = json.loads(cli("predict", str(result.folder), "--task", "1", *some, "--json", cwd=tmp_path).stdout)
+    assert [one["image"] for one in held] == some
+    assert "--task" in failed(cli("predict", str(result.folder), *some, cwd=tmp_path), 2)
+    assert "no finished runs" in failed(cli("predict", str(tmp_path), "--task", "1", *some, cwd=tmp_path), 3)

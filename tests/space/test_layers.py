@@ -1,0 +1,245 @@
+"""Which weights carry coordinates, and the columns their inputs make."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from codecl.errors import ConfigError
+from codecl.models import MODELS
+from codecl.space import layers
+from codecl.space.tracing import without_running_statistics
+
+
+def look(module, images, **options):
+    return layers.parameter_roles(module, images, **options)
+
+
+@st.composite
+def convolutions(draw):
+    groups = draw(st.integers(1, 2))
+    options = {
+        "kernel_size": draw(st.integers(1, 3)),
+        "stride": draw(st.integers(1, 2)),
+        "padding": draw(st.sampled_from([0, 1, 2])),
+        "dilation": draw(st.integers(1, 2)),
+        "groups": groups,
+        "bias": draw(st.booleans()),
+        "padding_mode": draw(st.sampled_from(["zeros", "reflect", "circular", "replicate"])),
+    }
+    if draw(st.booleans()):
+        options |= {"padding": draw(st.sampled_from(["same", "valid"])), "stride": 1}
+    kind, shape = draw(st.sampled_from([(nn.Conv1d, (7,)), (nn.Conv2d, (7, 6))]))
+    return kind(2 * groups, 3 * groups, **options).double(), shape
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@given(convolutions(), st.integers(0, 1000))
+def test_columns_times_weights_are_the_output(case, seed):
+    """W · columns, patch by patch, is what the convolution computes: bias and padding are in the columns."""
+    conv, shape = case
+    images = torch.randn(
+        3, conv.in_channels, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    places = look(nn.Sequential(conv, nn.Flatten()), images, head=None)
+    (layer,) = places.layers
+    parameters = dict(nn.Sequential(conv).named_parameters())
+    ((_, use),) = layers.record(lambda: conv(images), [layer], parameters)
+    columns_GNP = layers.columns(layer, use, 3, 3)
+    out = (layer.join(parameters) @ columns_GNP).flatten(0, 1)  # [outputs, images · patches]
+    expected = conv(images).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
+    assert layer.rows == columns_GNP.shape[-1] // 3
+    torch.testing.assert_close(layers.columns(layer, use, 3, 1), columns_GNP[..., : layer.rows])
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@given(convolutions())
+def test_split_undoes_join(case):
+    conv, shape = case
+    module = nn.Sequential(conv, nn.Flatten())
+    (layer,) = look(module, torch.zeros(1, conv.in_channels, *shape).double(), head=None).layers
+    parameters = dict(module.named_parameters())
+    again = layer.split(layer.join(parameters))
+    assert set(again) == set(parameters)
+    assert all(torch.equal(again[name], parameters[name]) for name in parameters)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_ours_has_a_place_for_every_parameter(name):
+    shape = (1, 28, 28) if name in ("mlp", "convnet") else (3, 32, 32)
+    module = MODELS[name](shape, 10)
+    places = look(without_running_statistics(module), torch.randn(2, *shape))
+    carried = {n for layer in places.layers for n in (layer.weight, layer.bias) if n}
+    assert carried | set(places.head) | set(places.first) == set(dict(module.named_parameters()))
+    assert all(n.startswith("head.") for n in places.head)
+    counts = {"alexnet": (5, 406_784), "resnet18": (20, 1_090_140), "mlp": (2, 266_752), "convnet": (3, 19_872)}
+    size = sum(module.get_parameter(n).numel() for n in carried)
+    assert (len(places.layers), size) == counts[name]
+
+
+class Tied(nn.Module):
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.transposed = transposed
+        self.one = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = torch.tanh(self.one(x))
+        x = functional.linear(x, self.one.weight.T) if self.transposed else self.one(x)
+        return self.head(x)
+
+
+def test_a_weight_used_twice_pools_the_columns_of_every_use():
+    module = Tied(transposed=False)
+    images = torch.randn(3, 4)
+    places = look(module, images)
+    (layer,) = places.layers
+    assert (layer.name, layer.rows) == ("one", 2)
+    uses = layers.record(lambda: module(images), places.layers, dict(module.named_parameters()))
+    assert [found.name for found, _ in uses] == ["one", "one"]
+    assert torch.equal(layers.columns(layer, uses[0][1], 3, 3)[0, :4], images.T)
+
+
+def test_two_layers_that_share_a_parameter_are_one():
+    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
+    module[2].weight = module[0].weight
+    places = look(module, torch.randn(3, 4))
+    assert [layer.name for layer in places.layers] == ["0"]
+    assert not places.layers[0].linear  # a shared weight is built, never factored
+
+
+def refusal(module, images, **options):
+    with pytest.raises(ConfigError) as caught:
+        look(module, images, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_bias_of_two_layers_is_refused():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    module[1].bias = module[0].bias
+    assert "shares its bias '0.bias' with another layer" in refusal(module, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (nn.Sequential(nn.Linear(5, 2)), "taking 3 images of shape [4] fails"),
+        (nn.Sequential(nn.Linear(4, 2), nn.Flatten(0)), "for 3 images it gives [6]; it should give [3, classes]"),
+        (nn.RNN(4, 2), "for 3 images it gives tuple"),
+    ],
+)
+def test_a_model_that_is_no_classifier_of_these_images_is_refused(module, says):
+    assert says in refusal(module, torch.randn(3, 4))
+
+
+def test_a_transposed_tie_is_refused_and_can_be_dense_or_frozen():
+    message = refusal(Tied(transposed=True), torch.randn(3, 4))
+    assert "'one.weight'" in message
+    assert "dense=['one.weight']" in message
+    assert "frozen=['one.weight']" in message
+    places = look(Tied(transposed=True), torch.randn(3, 4), dense=["one.weight"], frozen=["one.bias"])
+    assert (places.dense, places.first, places.layers) == (("one.weight",), ("one.bias",), ())
+
+
+class Token(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(x + self.token)
+
+
+def test_a_parameter_without_a_place_is_named_with_the_way_out():
+    message = refusal(Token(), torch.randn(3, 4))
+    assert "'token' (of Token)" in message
+    assert "dense=['token']" in message
+    assert look(Token(), torch.randn(3, 4), dense=["token"]).dense == ("token",)
+    assert look(Token(), torch.randn(3, 4), frozen=["token"]).first == ("token",)
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (nn.Sequential(nn.PReLU(), nn.Linear(4, 2)), "0.weight"),
+        (nn.Sequential(nn.Bilinear(4, 4, 2)), "0.weight"),
+        (nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2)), "original0"),
+        (nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"spare": nn.Linear(4, 4)}), nn.Linear(4, 2)), "spare.weight"),
+    ],
+    ids=["prelu", "bilinear", "weight norm", "never called"],
+)
+def test_what_codecl_cannot_follow_is_refused_by_name(module, named):
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = module
+
+        def forward(self, x):
+            for part in self.parts:
+                if isinstance(part, nn.ModuleDict):
+                    continue
+                x = part(x, x) if isinstance(part, nn.Bilinear) else part(x)
+            return x
+
+    assert named in refusal(Skipping(), torch.randn(3, 4), head=None)
+
+
+def test_raw_parameters_that_are_used_as_weights_are_layers_too():
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ParameterDict({"a": nn.Parameter(torch.randn(5, 4)), "b": nn.Parameter(torch.randn(4, 5))})
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = functional.linear(x, self.inner["a"])
+            return self.head(functional.linear(x, self.inner["b"]))
+
+    assert [layer.name for layer in look(Raw(), torch.randn(3, 4)).layers] == ["inner.a", "inner.b"]
+
+
+def test_norms_train_in_the_first_task_and_constants_never():
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2))
+    module[3].weight.requires_grad_(False)
+    module[3].bias.requires_grad_(False)
+    places = look(module, torch.randn(3, 4))
+    assert places.first == ("1.weight", "1.bias", "2.weight", "2.bias")
+    assert places.constant == ("3.weight", "3.bias")
+    assert [layer.name for layer in places.layers] == ["0"]
+
+
+def test_the_head_is_the_last_linear_that_is_called():
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 2)
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.out(self.inner(x))
+
+    assert look(Backwards(), torch.randn(2, 4)).head == ("out.weight", "out.bias")
+    assert look(Backwards(), torch.randn(2, 4), head="inner").head == ("inner.weight", "inner.bias")
+    assert look(Backwards(), torch.randn(2, 4), head=None).head == ()
+    assert "there are out, inner" in refusal(Backwards(), torch.randn(2, 4), head="fc")
+    assert "is not a Linear that gives its outputs" in refusal(
+        nn.Sequential(nn.Conv1d(1, 1, 1), nn.Flatten()), torch.randn(2, 1, 4)
+    )
+    assert "no parameter 'x'" in refusal(Backwards(), torch.randn(2, 4), dense=["x"])
+
+
+def test_the_survey_leaves_the_module_as_it_was():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    module[1].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    look(module, torch.randn(3, 4))
+    assert [part.training for part in module] == [True, False, True, True]
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
