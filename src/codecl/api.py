@@ -23,9 +23,9 @@ from codecl.runs import extend, record, resume
 from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.model import load
-from codecl.train import execution
-from codecl.train.agents import Execution
+from codecl.train import autotune
 from codecl.train.events import Event
+from codecl.train.execution import Execution
 from codecl.train.state import Setup, State
 
 OnEvent = Callable[[Event], None]
@@ -210,16 +210,16 @@ def _running(
     """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
     recorded."""
 
-    def choose() -> execution.Choice:
+    def choose() -> autotune.Choice:
         for fact in book.facts:
             if fact["kind"] == "run":
-                return execution.Choice(fact["execution"], fact["ms_per_step"], fact["measured"])
+                return autotune.Choice(fact["execution"], fact["ms_per_step"], fact["measured"])
         if config.train.execution != "auto":
-            return execution.Choice(setup.execution, {}, False)
+            return autotune.Choice(setup.execution, {}, False)
         with seeded(config.seed, "trial", here.device):
-            return execution.choose(setup, state)
+            return autotune.choose(setup, state)
 
-    choice = execution.Choice(*here.broadcast(choose))
+    choice = autotune.Choice(*here.broadcast(choose))
     if here.is_main and not book.facts:
         facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
         ranks = {"exchange": here.name, "ranks": here.size}

@@ -26,7 +26,7 @@ from codecl.exchange.cluster.ranks import Ranks
 from codecl.runs.build import assemble, build_model, computing, deal, seeded
 from codecl.runs.config import RunConfig, validate
 from codecl.runs.environment import environment
-from codecl.train import execution
+from codecl.train import autotune
 from codecl.train.events import EpochEnded, Stepped
 from codecl.train.loop import train
 from codecl.train.precision import multiplying
@@ -143,7 +143,7 @@ def _case(name: str, agents: int, method: str, fields: Mapping[str, Any], here: 
     dealt = deal(config, _tasks(problem, agents * problem.steps(here)), device)
     setup, start = assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device, here.exchange)
     if config.train.execution == "auto" and not plain:
-        setup = setup._replace(execution=here.broadcast(lambda: execution.choose(setup, start).execution))
+        setup = setup._replace(execution=here.broadcast(lambda: autotune.choose(setup, start).execution))
     state = _second_task(setup, start)
     before = _allocated(device)
     case = _plain(setup, state) if plain else _ours(setup, state)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from codecl.errors import RunFailed
 
-Kind = Literal["train", "agree", "reduce", "flood"]
+MessageKind = Literal["train", "agree", "reduce", "flood"]
 Tensors = Mapping[str, Tensor]
 
 
@@ -28,20 +28,20 @@ class Traffic:
     """What leaves, counted where it leaves, by kind. `everywhere`: from what left here to what left all processes."""
 
     def __init__(self, everywhere: Callable[[Sent], Sent] | None = None) -> None:
-        self._sent: dict[Kind, Sent] = {}
+        self._sent: dict[MessageKind, Sent] = {}
         self._everywhere = everywhere
 
-    def count(self, kind: Kind, messages: int, size: int) -> None:
+    def count(self, kind: MessageKind, messages: int, size: int) -> None:
         """So many messages of so many bytes each."""
         self.add({kind: Sent(messages, messages * size)})
 
-    def take(self, kind: Kind) -> dict[str, int]:
+    def take(self, kind: MessageKind) -> dict[str, int]:
         """{messages, bytes} of this kind since the last look, of all agents; all processes look at the same time."""
         sent = self._sent.pop(kind, Sent())
         return (self._everywhere(sent) if self._everywhere else sent)._asdict()
 
     @contextmanager
-    def aside(self) -> Iterator[dict[Kind, Sent]]:
+    def aside(self) -> Iterator[dict[MessageKind, Sent]]:
         """What leaves in here is not counted but handed out, for `add`."""
         before, self._sent = self._sent, {}
         found = self._sent
@@ -50,7 +50,7 @@ class Traffic:
         finally:
             self._sent = before
 
-    def add(self, sent: Mapping[Kind, Sent]) -> None:
+    def add(self, sent: Mapping[MessageKind, Sent]) -> None:
         """Count this once more."""
         for kind, (messages, size) in sent.items():
             before = self._sent.get(kind, Sent())

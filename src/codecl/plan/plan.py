@@ -18,7 +18,7 @@ from codecl.runs.build import assemble, build_model, computing, deal, seeded
 from codecl.runs.config import RunConfig
 from codecl.seeding import choose
 from codecl.space.tracing import logits
-from codecl.train import execution
+from codecl.train import autotune
 from codecl.train.state import Setup, State
 
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
@@ -200,7 +200,7 @@ def _seconds(setup: Setup, task: int, gossip: int, flood: int, bandwidth: float 
 
 def _ms_per_step(setup: Setup, state: State, auto: bool) -> float | None:
     """Of all agents on this machine, now, in the first task; `auto`: of the fastest way. None: it cannot be told."""
-    found = execution.measure(setup, state, setup.tasks[0].train[1].device)
+    found = autotune.measure(setup, state, setup.tasks[0].train[1].device)
     return min(found.values(), default=None) if auto else found.get(setup.execution)
 
 

@@ -24,6 +24,11 @@ def batch_norms(module: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
 
 
+def statistics_size(module: nn.Module) -> int:
+    """How many numbers the statistics of all batch norms are."""
+    return sum(2 * int(getattr(norm, "num_features", 0)) for norm in batch_norms(module).values())
+
+
 @contextmanager
 def normalising(module: nn.Module, statistics: Mapping[str, Tensor]) -> Iterator[None]:
     """In here, in evaluation mode, norms use these statistics; without any, those of their batch."""

@@ -17,6 +17,7 @@ from codecl.runs.build import assemble, deal
 from codecl.runs.config import validate
 from codecl.theory.problems import AsModule, Problem
 from codecl.train.agents import Agents
+from codecl.train.constraint import weight_gradients
 from codecl.train.events import Stepped, TaskOpened
 from codecl.train.loop import train
 from codecl.train.state import Setup, State
@@ -115,9 +116,9 @@ def stepped(walk: Walk) -> Steps:
     for step, (agents, coords_AF) in enumerate(_steps(setup, state)):
         coords.append(coords_AF.clone().view(shape))
         if step < walk.steps:
-            built = agents.build(coords_AF, whole=True)
-            _, move_AF, whole = agents.gradients_at(built, *data.batch(indices_KABI[step]))
-            grads.append(whole["point"].reshape(shape))
+            batch = data.batch(indices_KABI[step])
+            _, move_AF = agents.gradient(coords_AF, *batch)
+            grads.append(weight_gradients(agents, setup.module, coords_AF, *batch)["point"].reshape(shape))
             moves.append(move_AF.view(shape))
     return Steps(torch.stack(coords), torch.stack(grads), torch.stack(moves))
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from codecl.train.agents import Execution
+from codecl.train.execution import Execution
 from codecl.train.precision import Precision
 
 

@@ -15,8 +15,8 @@ from codecl.methods import Method
 from codecl.space.growth import GrowthConfig
 from codecl.space.layers import ParameterRoles
 from codecl.space.layout import Parameters
-from codecl.train.agents import Execution
 from codecl.train.config import TrainConfig
+from codecl.train.execution import Execution
 
 
 class State(NamedTuple):

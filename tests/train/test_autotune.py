@@ -10,7 +10,7 @@ from torch import nn
 
 from codecl import api
 from codecl.runs import build as assemble
-from codecl.train import execution
+from codecl.train import autotune
 from codecl.train.loop import train
 from codecl.train.precision import multiplying
 from tests.parity.test_agents import Branching
@@ -27,25 +27,25 @@ def own(monkeypatch, tmp_path):
 
 def test_the_fastest_way_is_measured_once_and_remembered(own, monkeypatch):
     setup, state = build(perceptron(), tasks(1), config())
-    first = execution.choose(setup, state)
+    first = autotune.choose(setup, state)
     assert first.measured
     assert set(first.ms_per_step) == {"stacked", "loop"}
     assert all(value > 0 for value in first.ms_per_step.values())
-    monkeypatch.setattr(execution, "measure", lambda *_: pytest.fail("measured again"))
-    assert execution.choose(setup, state) == first._replace(measured=False)
+    monkeypatch.setattr(autotune, "measure", lambda *_: pytest.fail("measured again"))
+    assert autotune.choose(setup, state) == first._replace(measured=False)
     assert len(json.loads(own.read_text())) == 1
 
 
 @pytest.mark.parametrize(("loop", "expected"), [(9.0, "loop"), (9.9, "stacked"), (11.0, "stacked")])
 def test_the_first_way_stays_unless_another_is_clearly_faster(loop, expected, monkeypatch):
-    monkeypatch.setattr(execution, "measure", lambda *_: {"stacked": 10.0, "loop": loop})
-    assert execution.choose(*build(perceptron(), tasks(1), config())).execution == expected
+    monkeypatch.setattr(autotune, "measure", lambda *_: {"stacked": 10.0, "loop": loop})
+    assert autotune.choose(*build(perceptron(), tasks(1), config())).execution == expected
 
 
 def test_it_depends_on_model_agents_and_batch_but_not_on_free_dimensions():
     def key(module=None, **fields):
         setup, _ = build(module or perceptron(), tasks(1), config(**fields))
-        return execution._key(setup, torch.device("cpu"))
+        return autotune._key(setup, torch.device("cpu"))
 
     assert key() == key(growth={"threshold": 0.5}) == key(method="dpsgd") == key(seed=9)
     others = [key(convolutional()), key(agents=5), key(train={"batch_size": 5}), key(dtype="float32")]
@@ -54,7 +54,7 @@ def test_it_depends_on_model_agents_and_batch_but_not_on_free_dimensions():
 
 def test_measuring_counts_no_traffic():
     setup, state = build(perceptron(), tasks(1), config())
-    execution.choose(setup, state)
+    autotune.choose(setup, state)
     assert setup.exchange.traffic.take("train") == {"messages": 0, "bytes": 0}
 
 
@@ -73,18 +73,18 @@ def test_measuring_changes_no_numbers(tmp_path):
 def test_a_model_that_cannot_be_stacked_says_so_each_time_and_is_not_remembered(own):
     for _ in range(2):
         with pytest.warns(UserWarning, match="cannot be stacked"):
-            choice = execution.choose(*build(Branching(), tasks(1), config()))
+            choice = autotune.choose(*build(Branching(), tasks(1), config()))
         assert choice.execution == "loop"
     assert not own.exists()
 
 
 def test_a_cache_that_cannot_be_written_or_read_only_means_measuring_again(own):
     own.parent.write_text("a file in the way")
-    assert execution.choose(*build(perceptron(), tasks(1), config())).measured
+    assert autotune.choose(*build(perceptron(), tasks(1), config())).measured
     own.parent.unlink()
     own.parent.mkdir()
     own.write_text("{broken")
-    assert execution.choose(*build(perceptron(), tasks(1), config())).measured
+    assert autotune.choose(*build(perceptron(), tasks(1), config())).measured
 
 
 def test_threads_are_put_back(tmp_path):
@@ -128,8 +128,8 @@ print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_
 def test_an_entry_that_is_not_a_choice_is_measured_again(own, entry):
     setup, state = build(perceptron(), tasks(1), config())
     own.parent.mkdir()
-    own.write_text(json.dumps({execution._key(setup, torch.device("cpu")): entry}))
-    assert execution.choose(setup, state).measured
+    own.write_text(json.dumps({autotune._key(setup, torch.device("cpu")): entry}))
+    assert autotune.choose(setup, state).measured
 
 
 def test_a_way_that_was_asked_for_is_not_measured(own, tmp_path):
@@ -154,15 +154,15 @@ def test_streams_on_a_cpu_are_a_loop():
 
 
 def test_what_does_not_fit_into_memory_is_no_candidate(monkeypatch, own):
-    original = execution.stepping
+    original = autotune.make_step
 
     def too_large(setup, state, data, agents):
         if agents.execution == "loop":
             return lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
         return original(setup, state, data, agents)
 
-    monkeypatch.setattr(execution, "stepping", too_large)
-    choice = execution.choose(*build(perceptron(), tasks(1), config()))
+    monkeypatch.setattr(autotune, "make_step", too_large)
+    choice = autotune.choose(*build(perceptron(), tasks(1), config()))
     assert (choice.execution, set(choice.ms_per_step)) == ("stacked", {"stacked"})
     assert not own.exists()
 

@@ -1,0 +1,118 @@
+"""How agents share a device: measured once for a model, a number of agents, a batch and a device, then remembered."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import codecl
+from codecl import files
+from codecl.exchange import Simulated
+from codecl.exchange import topology as topologies
+from codecl.exchange.topology import TopologyConfig
+from codecl.train import kernels
+from codecl.train.cuda_graph import RunEpoch, epochs
+from codecl.train.execution import Execution
+from codecl.train.loop import open_task, start_of
+from codecl.train.state import Setup, State
+from codecl.train.step import make_step
+
+CANDIDATES: dict[str, tuple[Execution, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
+ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn
+MAX_KNOWN = 500  # choices that are remembered
+CLEARLY = 0.95  # the first candidate stays unless another takes less than this part of its time
+
+
+class Choice(NamedTuple):
+    execution: Execution
+    ms_per_step: Mapping[Execution, float]  # of each candidate; empty where there was nothing to choose
+    measured: bool  # now, or remembered from an earlier run
+
+
+def choose(setup: Setup, state: State) -> Choice:
+    """The fastest way, from the cache where it is known. It does not depend on the free dimensions of a task.
+
+    Measured among the agents of this process alone: it waits for no other."""
+    device = setup.tasks[0].train[1].device
+    file, key = files.cache_folder() / "execution.json", _key(setup, device)
+    known = _read(file).get(key)
+    if isinstance(known, dict) and known.get("execution") in CANDIDATES[device.type]:
+        return Choice(known["execution"], known.get("ms_per_step", {}), False)
+    found = measure(setup, state, device)
+    if not found:  # nothing else is possible
+        return Choice("loop", {}, True)
+    best = min(found, key=lambda name: found[name])
+    first = next(iter(found))
+    choice = Choice(best if found[best] < CLEARLY * found[first] else first, found, True)
+    if set(found) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
+        others = dict(list(_read(file).items())[-MAX_KNOWN:])
+        _write(file, {**others, key: {"execution": choice.execution, "ms_per_step": found}})
+    return choice
+
+
+def _key(setup: Setup, device: torch.device) -> str:
+    """Model, agents, batch and device; not the free dimensions, which change with each task."""
+    data, shapes = setup.tasks[0], [(layer.shape, layer.rows, layer.groups) for layer in setup.roles.layers]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{torch.get_num_threads()}"
+    parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, len(setup.exchange.agents)]
+    parts += [setup.train.batch_size, setup.train.precision, str(data.dtype), name, torch.__version__]
+    parts += [codecl.__version__, kernels.available(device, data.dtype)]
+    parts += [] if setup.exchange.on_device else ["no graph"]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def measure(setup: Setup, state: State, device: torch.device) -> dict[Execution, float]:
+    """Milliseconds of a step, the best of some turns that candidates take one after another."""
+    data, count, graph = setup.tasks[0], STEPS[device.type], setup.exchange.on_device and device.type == "cuda"
+    among = topologies.build(TopologyConfig(name="complete"), len(setup.exchange.agents), setup.seed)
+    setup = setup._replace(exchange=Simulated(among, data.dtype, device))
+    turns: dict[Execution, Callable[[], float]] = {}
+    for execution in CANDIDATES[device.type]:
+        agents = open_task(setup._replace(execution=execution), state, data)
+        step = make_step(setup, state, data, agents)
+        carry_AE = start_of(setup, agents).carry_AE
+        indices = data.indices(0, setup.exchange.agents, setup.train.batch_size)[:count]
+        with suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
+            step(carry_AE, indices[0].to(device), 0.0)
+            if agents.execution == execution:  # a model that cannot be stacked falls back to a loop
+                run = epochs(step, carry_AE, indices, setup.exchange.traffic, graph=graph)
+                turns[execution] = _turn(run, carry_AE, indices, device)
+    rounds = [{execution: turn() for execution, turn in turns.items()} for _ in range(ROUNDS)]
+    return {execution: round(min(times[execution] for times in rounds), 4) for execution in turns}
+
+
+def _turn(run: RunEpoch, carry_AE: Tensor, indices: Tensor, device: torch.device) -> Callable[[], float]:
+    def turn() -> float:
+        _wait(device)
+        began = time.perf_counter()
+        for _ in run(carry_AE, indices, 0.0):
+            pass
+        _wait(device)
+        return 1000 * (time.perf_counter() - began) / len(indices)
+
+    return turn
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(file: Path, known: dict[str, dict[str, Any]]) -> None:
+    """All or nothing; a folder that cannot be written only means that the next run measures again."""
+    with suppress(OSError):
+        files.write_text(file, json.dumps(known, indent=1))
