@@ -56,6 +56,7 @@ def fit(
     device: str = "auto",
     exchange: str = "auto",
     again: bool = False,
+    mu: bool = False,
     after: "str | Path | Result | None" = None,
     on_event: OnEvent | None = None,
     **settings: Any,
@@ -69,7 +70,8 @@ def fit(
     a launcher such as torchrun, every process makes the same call and holds some of the agents (`exchange`).
 
     `after`: a finished run of the first of these tasks, with the same settings; only the others are trained, and all
-    ends as if they had been there from the start."""
+    ends as if they had been there from the start. `mu`: measure, once an epoch, how much of the gradient the free space
+    keeps (docs/theory.md)."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
@@ -82,7 +84,7 @@ def fit(
         "data": {"stream": "own", "digest": _digest(tasks)},
     }
     config = validate(merge(fields, settings))
-    common: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange, "again": again}
+    common: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange, "again": again, "mu": mu}
     return run(config, module=model, tasks=tasks, after=_folder(after, config), on_event=on_event, **common)
 
 
@@ -142,6 +144,7 @@ def run(
     device: str = "auto",
     exchange: str = "auto",
     again: bool = False,
+    mu: bool = False,
     on_event: OnEvent | None = None,
     module: nn.Module | None = None,
     tasks: Sequence[Task] | None = None,
@@ -167,7 +170,7 @@ def run(
         try:
             with computing(place):
                 setup = setup._replace(execution=_running(book, config, setup, state, here))
-                with closing(resume.events(book, setup, state, here)) as events:
+                with closing(resume.events(book, setup, state, here, mu)) as events:
                     for event in events:
                         if on_event is not None:
                             on_event(event)

@@ -11,7 +11,7 @@ from tests.launching import run, variables
 pytestmark = pytest.mark.alone
 
 TINY = ("run", "--method", "codec", "--set", "train.epochs=1", "--set", "train.batch_size=25", "--set", "data.tasks=2")
-EXACT = (*TINY, "--set", "dtype=float64", "--set", "train.execution=loop")
+EXACT = (*TINY, "--set", "dtype=float64", "--set", "train.execution=loop", "--mu")
 
 
 def torchrun(ranks, *arguments, cwd):

@@ -11,7 +11,7 @@ from codecl.runs import grid
 def make(out, method="codec", agents=None, topology=None, seeds=None, *settings):
     small = ["train.epochs=2", "data.tasks=2", "train.batch_size=20", *settings]
     for config in grid.configs("quickstart", method, agents, topology, seeds, small):
-        api.run(config, out=out, device="cpu")
+        api.run(config, out=out, device="cpu", mu=True)
     return out
 
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 def runs(cli, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
     began = time.monotonic()
-    done = cli("run", "--json", cwd=folder)
+    done = cli("run", "--json", "--mu", cwd=folder)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     full = cli("run", "--method", "codec-full", "--json", "--quiet", cwd=folder)

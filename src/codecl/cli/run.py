@@ -49,6 +49,7 @@ def run(
     exchange: OnWhich = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Only go on with runs that were begun; start none.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")] = False,
+    mu: Annotated[bool, typer.Option("--mu", help="Measure how much of the gradient the free space keeps.")] = False,
     tensorboard: Boards = False,
     tensorboard_to: BoardsTo = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -67,7 +68,7 @@ def run(
         refuse(configs, out, here, resume, again)
         console = quietly(console_for(as_json), here)
         how = How(out, device, here.name, quiet, quietly(console_for(True), here) if as_json else console, again)
-        how = how._replace(board=boards if here.is_main else None)
+        how = how._replace(mu=mu, board=boards if here.is_main else None)
         done, failed = every(configs, how, here)
     if here.is_main:
         finish(console, done, as_json)
@@ -132,6 +133,7 @@ class How(NamedTuple):
     quiet: bool
     console: "Console"
     again: bool = False
+    mu: bool = False  # measured beside training
     after: Path | None = None  # a finished run to go on from
     board: Callable[[Path], Path] | None = None  # where the TensorBoard of a run folder goes
 
@@ -173,7 +175,13 @@ def one(config: "RunConfig", how: How) -> "Result":
 
     tasks, folder = tasks_of(config), _folder(config, how.out)
     board = how.board(folder) if how.board else None
-    options: dict[str, Any] = {"device": how.device, "exchange": how.exchange, "again": how.again, "after": how.after}
+    options: dict[str, Any] = {
+        "device": how.device,
+        "exchange": how.exchange,
+        "again": how.again,
+        "after": how.after,
+        "mu": how.mu,
+    }
     try:
         with watching(how.console, config, len(tasks), how.quiet) as watch, boarding(board, folder, watch) as both:
             result = api.run(config, out=how.out, on_event=both, tasks=tasks, **options)

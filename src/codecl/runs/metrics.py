@@ -31,7 +31,7 @@ def metrics(
         "accuracy_matrix": [(row or []) + [None] * (tasks - len(row or [])) for row in rows],
         "traffic": traffic(by_kind),
         "consensus_error_by_task": [fact.get("consensus_error") for fact in last.values()],
-        "mu_by_task": _mu(epochs),
+        **({"mu_by_task": mu} if (mu := _mu(epochs)) else {}),
         **_of_a_peer(by_kind, last.values()),
         "free_by_task": [fact["free"] for fact in by_kind["task"]],
         "kept_by_task": [fact["kept"] for fact in by_kind["task"]],
@@ -48,7 +48,7 @@ def _mu(epochs: Sequence[Fact]) -> list[dict[str, float]]:
     """How constrained the gradient was, of each task: mean and maximum of what its epochs saw."""
     seen: dict[int, list[Fact]] = {}
     for fact in epochs:
-        if fact.get("mu_mean") is not None:  # runs of before it was recorded
+        if fact.get("mu_mean") is not None:  # it was measured
             seen.setdefault(fact["task"], []).append(fact)
     return [
         {"mean": sum(fact["mu_mean"] for fact in facts) / len(facts), "max": max(fact["mu_max"] for fact in facts)}

@@ -16,6 +16,7 @@ from codecl.runs.checkpoint import Checkpoint
 from codecl.runs.config import RunConfig
 from codecl.runs.metrics import Status
 from codecl.runs.record import Record
+from codecl.train.constraint import with_mu
 from codecl.train.events import EpochEnded, Evaluated, Event
 from codecl.train.loop import train
 from codecl.train.state import Setup, State, TaskPosition
@@ -42,8 +43,11 @@ class NullWriter:
         return {}
 
 
-def events(book: Record | NullWriter, setup: Setup, state: State, here: Ranks) -> Generator[Event, None, None]:
-    """Train from the checkpoint of this run folder, or from `state`; every event is recorded before it is handed on.
+def events(
+    book: Record | NullWriter, setup: Setup, state: State, here: Ranks, mu: bool = False
+) -> Generator[Event, None, None]:
+    """Train from the checkpoint of this run folder, or from `state`; every event is recorded before it is handed
+    on. `mu`: it is measured, once an epoch.
 
     Law: a run that was stopped at any moment and goes on here ends as one that never stopped."""
     exchange, device = setup.exchange, here.device
@@ -53,7 +57,8 @@ def events(book: Record | NullWriter, setup: Setup, state: State, here: Ranks) -
             _put(point.generators, exchange, device)
             state = point.state
         steps, saved = 0, time.monotonic()
-        for event in train(setup, state, point.position if point else None):
+        training = train(setup, state, point.position if point else None)
+        for event in with_mu(training, setup) if mu else training:
             book.event(event)
             yield event
             steps += event.kind == "step"
