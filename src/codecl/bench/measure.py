@@ -189,7 +189,7 @@ def _second_task(setup: Setup, start: State) -> State:
     """After a first task that left half of every layer's space free."""
     memory = {}
     for layer in setup.roles.layers:
-        inputs = layer.shape[1:].numel() + (layer.bias is not None)
+        inputs = layer.inputs
         drawn = torch.randn(inputs, inputs, device=setup.tasks[0].train[1].device, dtype=setup.tasks[0].dtype)
         for group in range(layer.groups):
             memory[f"{layer.name}/{group}"] = torch.linalg.qr(drawn)[0][:, : (inputs + 1) // 2].contiguous()

@@ -43,8 +43,26 @@ class TaskEnd(NamedTuple):
         return {agent: row for row, agent in enumerate(self.exchange.agents)}
 
 
+class TaskSizes(NamedTuple):
+    """What decides how much a task's end sends, known before anything trains."""
+
+    layers: Sequence[Layer]
+    free: Mapping[str, int]  # free directions of each layer while the task trained, summed over groups
+    free_after: Mapping[str, int]
+    body: int  # numbers that every task can change
+    itemsize: int  # bytes of a number
+    growth: GrowthConfig
+
+
+class TaskEndSize(NamedTuple):
+    """Bytes of one send along a tree at a task's end, beside weights, heads and norms."""
+
+    reduce_bytes: int  # up the tree
+    memory_bytes: int  # of the flood: what the method remembers
+
+
 class Method(BaseModel, ABC):
-    """A frozen record whose fields are the method's options, with four verbs (and one that most leave as it is)."""
+    """A frozen record whose fields are the method's options, with four verbs (and two that most leave as they are)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.min_images of them
@@ -70,3 +88,7 @@ class Method(BaseModel, ABC):
     @abstractmethod
     def remember(self, end: TaskEnd) -> Memory | None:
         """The memory after this task, at the chosen agent; None where it does not live."""
+
+    def task_end_size(self, sizes: TaskSizes) -> TaskEndSize | None:
+        """What `remember` sends and gives, for `codecl plan`. None: not known before a run."""
+        return None

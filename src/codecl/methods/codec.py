@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from codecl.methods.base import LR, Memory, Method, TaskEnd
-from codecl.methods.subspace import grown
+from codecl.methods.base import LR, Memory, Method, TaskEnd, TaskEndSize, TaskSizes
+from codecl.methods.subspace import grown, grown_size
 from codecl.space.growth import bases_of
 from codecl.space.layers import Layer
 from codecl.space.layout import Layout
@@ -29,3 +29,6 @@ class Codec(Method):
 
     def remember(self, end: TaskEnd) -> Memory | None:
         return grown(end)
+
+    def task_end_size(self, sizes: TaskSizes) -> TaskEndSize:
+        return grown_size(sizes)

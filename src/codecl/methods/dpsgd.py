@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from codecl.methods.base import LR, Memory, Method, TaskEnd
+from codecl.methods.base import LR, Memory, Method, TaskEnd, TaskEndSize, TaskSizes
 from codecl.space.layers import Layer
 from codecl.space.layout import Layout
 
@@ -24,6 +24,9 @@ class Dpsgd(Method):
 
     def remember(self, end: TaskEnd) -> Memory | None:
         return {}
+
+    def task_end_size(self, sizes: TaskSizes) -> TaskEndSize:
+        return TaskEndSize(0, 0)
 
 
 class Stl(Dpsgd):

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from codecl.methods.base import LR, Memory, Method, TaskEnd
+from codecl.methods.base import LR, Memory, Method, TaskEnd, TaskEndSize, TaskSizes
 from codecl.space.layers import Layer
 from codecl.space.layout import Layout
 
@@ -59,6 +59,9 @@ class DEwc(Method):
             return None
         seen = end.data.index
         return {name: (end.memory.get(name, new) * seen + new) / (seen + 1) for name, new in reduced.items()}
+
+    def task_end_size(self, sizes: TaskSizes) -> TaskEndSize:
+        return TaskEndSize(sizes.body * sizes.itemsize, sizes.body * sizes.itemsize)
 
 
 def _body(layout: Layout, row_D: Tensor) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 """What codec and codec-full share at a task's end: growing the core space from one agent's images or everyone's."""
 
+import torch
 from torch import Tensor
 
-from codecl.methods.base import TaskEnd
+from codecl.methods.base import TaskEnd, TaskEndSize, TaskSizes
 from codecl.space import growth
 from codecl.space.norms import normalising
 
@@ -36,3 +37,18 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
     if found is None:
         return None
     return growth.grow(bases, found, end.growth.at(end.data.index), end.coords_AD.dtype)
+
+
+def grown_size(sizes: TaskSizes) -> TaskEndSize:
+    """Moments up the tree where everyone's images count, a lower triangle and an energy a group; bases down it."""
+    bases = sum(layer.inputs * sizes.free_after[layer.name] for layer in sizes.layers)
+    moments = 0
+    if sizes.growth.subspace_from == "all":
+        sides = [side for layer in sizes.layers for side in _by_group(sizes.free[layer.name], layer.groups)]
+        moments = sum(side * (side + 1) // 2 + 1 for side in sides)
+    return TaskEndSize(moments * torch.float64.itemsize, bases * sizes.itemsize)
+
+
+def _by_group(free: int, groups: int) -> list[int]:
+    """A record tells the sum over groups: as if they were alike."""
+    return [free // groups + (group < free % groups) for group in range(groups)]

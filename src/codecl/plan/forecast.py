@@ -13,7 +13,7 @@ import torch
 
 from codecl.errors import ConfigError, DataError
 from codecl.exchange.base import nbytes
-from codecl.methods import METHODS, DEwc
+from codecl.methods import TaskEndSize, TaskSizes
 from codecl.runs import record
 from codecl.runs.config import RunConfig
 from codecl.space import norms
@@ -24,7 +24,6 @@ from codecl.train.state import Setup, State
 
 Known = Literal["exact", "estimate", "bound", "partly"]
 SURE: tuple[Known, ...] = ("exact", "estimate", "bound", "partly")  # from sure to least sure
-MOMENT = torch.float64.itemsize  # of moments, which are summed in float64
 
 
 class Like(NamedTuple):
@@ -87,7 +86,6 @@ class Forecast:
         self.first = layout(
             self.roles, state.parameters, setup.method.free({}, self.roles.layers), setup.heads[0], first=True
         )
-        self.ours = type(setup.method) in METHODS.values()  # of others we know what `free` and a recorded run say
         self.layers = {layer.name: layer for layer in self.roles.layers}
         self.body = sum(v.numel() for name, v in state.parameters.items() if name not in self.roles.constant)
         self.dense = sum(state.parameters[name].numel() for name in self.roles.dense)
@@ -102,14 +100,14 @@ class Forecast:
         if task == 0:
             return Message(self.first.size, self.first.whole, self.first.free, "exact")
         beside = self.heads[task] + self.dense
-        whole = beside + sum(_outputs(layer) * _whole(layer) for layer in self.layers.values())
-        if self.ours and not self._confined():
+        whole = beside + sum(layer.outputs * _whole(layer) for layer in self.layers.values())
+        if self._trains_whole():
             return Message(whole, whole, {name: _whole(layer) for name, layer in self.layers.items()}, "exact")
         if self.like is None:
             return Message(whole, whole, None, "bound")
         free, recorded = self._free(task), task < len(self.like.free)
         known: Known = "estimate" if not self.same else "exact" if recorded else "bound"
-        size = beside + sum(_outputs(layer) * free[name] for name, layer in self.layers.items())
+        size = beside + sum(layer.outputs * free[name] for name, layer in self.layers.items())
         return Message(size, whole, free, known)
 
     def end(self, task: int) -> End:
@@ -121,17 +119,22 @@ class Forecast:
 
     def _method_end(self, task: int) -> tuple[int, int, Known]:
         """(bytes of a send that the method pools, bytes of its memory in the flood, how sure)."""
-        body, method = self.first_body * self.itemsize, self.setup.method
-        if self.ours and not method.grows:
-            return (body, body, "exact") if isinstance(method, DEwc) else (0, 0, "exact")
+        size = self._task_end_size(task)
+        if size is not None and not self.setup.method.grows:
+            return *size, "exact"
         recorded = self._recorded_end(task)
         if recorded is not None:
             return recorded
-        if not self.ours:
+        if size is None:
             return 0, 0, "partly"
+        return *size, "bound" if self.like is None else "estimate"
+
+    def _task_end_size(self, task: int) -> TaskEndSize | None:
+        """As the method states it; None: it does not."""
         before, after = self._free(task), self._free(task + 1)
-        bases = sum(_inputs(layer) * after[name] for name, layer in self.layers.items())
-        return self._moments(before), bases * self.itemsize, "bound" if self.like is None else "estimate"
+        body = sum(slot.size for slot in self.first.slots if slot.kind in ("layer", "dense"))
+        sizes = TaskSizes(self.roles.layers, before, after, body, self.itemsize, self.config.growth)
+        return self.setup.method.task_end_size(sizes)
 
     def _recorded_end(self, task: int) -> tuple[int, int, Known] | None:
         """As the recorded run's events say: only they know the last growth, and the growth of codec-full."""
@@ -145,35 +148,28 @@ class Forecast:
         if memory < 0:
             raise ConfigError(f"--like: {like.folder} flooded less than this model at the end of task {task + 1}")
         pool = like.pool[task] - sums
-        if self.ours and like.config.growth.subspace_from != self.config.growth.subspace_from:
-            pool = self._moments(self._free(task))
-        elif not self.ours and like.config.dtype != self.config.dtype:
+        size = self._task_end_size(task)
+        if size is not None and like.config.growth.subspace_from != self.config.growth.subspace_from:
+            pool = size.reduce_bytes
+        elif size is None and like.config.dtype != self.config.dtype:
             pool = pool // itemsize * self.itemsize
         return pool, memory * self.itemsize, "exact" if self.same else "estimate"
 
     def _free(self, task: int) -> Mapping[str, int]:
         """Free directions by layer at a task's start: recorded ones, the last of which is a bound for what comes after;
         all of them where there is no record, or where it does not tell."""
-        if self.like is None or (self.ours and not self._confined()):
+        if self.like is None or self._trains_whole():
             return {name: _whole(layer) for name, layer in self.layers.items()}
         return self.like.free[min(task, len(self.like.free) - 1)]
 
-    def _moments(self, free: Mapping[str, int]) -> int:
-        """Bytes of a lower triangle and an energy for each group, where everyone's images count."""
-        if self.config.growth.subspace_from != "all":
-            return 0
-        sides = (side for name, layer in self.layers.items() for side in _even(free[name], layer.groups))
-        return MOMENT * sum(side * (side + 1) // 2 + 1 for side in sides)
-
-    def _confined(self) -> bool:
-        """Whether the method trains and sends in the free space: asked of itself, with bases in its memory."""
-        whole = {name: [torch.empty(_inputs(layer), 0)] * layer.groups for name, layer in self.layers.items()}
-        return bool(self.setup.method.free(memory_of(whole), self.roles.layers))
-
-    @property
-    def first_body(self) -> int:
-        """Numbers that every task can change."""
-        return sum(slot.size for slot in self.first.slots if slot.kind in ("layer", "dense"))
+    def _trains_whole(self) -> bool:
+        """Whether every message is known to be whole weights: the method, asked with bases in its memory, confines
+        itself to none of them. What a method that states no sizes may remember otherwise is not known."""
+        no_sizes = TaskSizes((), {}, {}, 0, self.itemsize, self.config.growth)
+        if self.setup.method.task_end_size(no_sizes) is None:
+            return False
+        bases = {name: [torch.empty(layer.inputs, 0)] * layer.groups for name, layer in self.layers.items()}
+        return not self.setup.method.free(memory_of(bases), self.roles.layers)
 
     def _statistics(self, state: State) -> tuple[int, int]:
         """Bytes of a send for norms that are measured: up the tree, and down it."""
@@ -192,19 +188,6 @@ def _check_like(like: Like, config: RunConfig, first: Layout) -> None:
         raise ConfigError(f"--like: {like.folder} is a run of another model or another first task than this one")
 
 
-def _even(total: int, groups: int) -> list[int]:
-    """A record tells the sum over groups: as if they were alike."""
-    return [total // groups + (group < total % groups) for group in range(groups)]
-
-
-def _outputs(layer: Layer) -> int:
-    return layer.shape[0] // layer.groups
-
-
-def _inputs(layer: Layer) -> int:
-    return layer.shape[1:].numel() + (layer.bias is not None)
-
-
 def _whole(layer: Layer) -> int:
     """Free directions of a layer that is free as a whole, summed over groups."""
-    return _inputs(layer) * layer.groups
+    return layer.inputs * layer.groups

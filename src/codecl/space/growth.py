@@ -82,8 +82,7 @@ def exact(bases: Bases, layers: Sequence[Layer], device: torch.device) -> dict[s
     """The bases in float64, orthonormal again after the rounding of the flood; the identity before the first growth."""
     out = {}
     for layer in layers:
-        inputs = layer.shape[1:].numel() + (layer.bias is not None)
-        identity = torch.eye(inputs, dtype=torch.float64, device=device)
+        identity = torch.eye(layer.inputs, dtype=torch.float64, device=device)
         out[layer.name] = [charts.orthonormal(basis) for basis in bases.get(layer.name, [])] or [
             identity
         ] * layer.groups

@@ -37,6 +37,16 @@ class Layer(NamedTuple):
         return self.owned and len(self.shape) == 2
 
     @property
+    def inputs(self) -> int:
+        """N: of a group, a bias's constant 1 counted."""
+        return self.shape[1:].numel() + (self.bias is not None)
+
+    @property
+    def outputs(self) -> int:
+        """O: of a group."""
+        return self.shape[0] // self.groups
+
+    @property
     def owner(self) -> str:
         """The path of the module that the weight belongs to."""
         return self.weight.rpartition(".")[0]
