@@ -85,7 +85,7 @@ def test_mistakes_are_one_line_before_anything_is_measured(cli, tmp_path, argume
 
 
 def test_a_case_is_the_second_task_with_half_of_the_space_free():
-    problem = bench.PROBLEMS["mlp"]
+    problem = bench.WORKLOADS["mlp"]
     config = bench._config(problem, 2, "codec", {})
     dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
     setup, start = bench.assemble(config, bench.build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU)
@@ -96,7 +96,7 @@ def test_a_case_is_the_second_task_with_half_of_the_space_free():
 
 def test_the_plain_loop_is_decentralized_sgd():
     """It learns what the loop's dpsgd learns: same steps, same losses."""
-    problem = bench.PROBLEMS["convnet"]
+    problem = bench.WORKLOADS["convnet"]
     config = bench._config(problem, 2, "dpsgd", {})
     dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
     setup, start = bench.assemble(config, bench.build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU)

@@ -11,11 +11,12 @@ from torch.nn.utils import parametrizations
 from codecl.errors import ConfigError
 from codecl.models import MODELS
 from codecl.space import layers
+from codecl.space.roles import parameter_roles
 from codecl.space.tracing import without_running_statistics
 
 
 def look(module, images, **options):
-    return layers.parameter_roles(module, images, **options)
+    return parameter_roles(module, images, **options)
 
 
 @st.composite

@@ -39,10 +39,10 @@ GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the pla
 SPREAD_STEPS = 16  # of a round over several processes: they do not start it at the same moment
 SAME = ("model", "agents", "batch_size", "method", "precision")  # rows that can be compared agree in these
 NEEDED = {*SAME, "ms", "ratio", "execution", "peak_mib"}
-Row = dict[str, Any]
+BenchRow = dict[str, Any]
 
 
-class Round(NamedTuple):
+class Timing(NamedTuple):
     """What a step took in a round, and how agents shared the device."""
 
     ms: float
@@ -51,7 +51,7 @@ class Round(NamedTuple):
     mbit_s: float | None = None  # that left this process
 
 
-class Problem(NamedTuple):
+class Workload(NamedTuple):
     """A model and what it is fed."""
 
     model: str
@@ -61,17 +61,17 @@ class Problem(NamedTuple):
     augment: str
     cpu_steps: int  # of a round on a CPU: long enough to be timed
 
-    def steps(self, here: Ranks) -> int:
-        least = GPU_STEPS if here.device.type == "cuda" else self.cpu_steps
-        return max(least, SPREAD_STEPS) if here.size > 1 else least
+    def steps(self, ranks: Ranks) -> int:
+        least = GPU_STEPS if ranks.device.type == "cuda" else self.cpu_steps
+        return max(least, SPREAD_STEPS) if ranks.size > 1 else least
 
 
-PROBLEMS = {
-    "convnet": Problem("convnet", (1, 28, 28), 10, {}, "none", 32),
-    "mlp": Problem("mlp", (1, 28, 28), 10, {}, "none", 32),
-    "alexnet": Problem("alexnet", (3, 32, 32), 22, {}, "crop-flip", 4),
-    "resnet18": Problem("resnet18", (3, 32, 32), 32, {}, "none", 2),
-    "resnet18-84": Problem("resnet18", (3, 84, 84), 10, {"stride": 2}, "none", 2),
+WORKLOADS = {
+    "convnet": Workload("convnet", (1, 28, 28), 10, {}, "none", 32),
+    "mlp": Workload("mlp", (1, 28, 28), 10, {}, "none", 32),
+    "alexnet": Workload("alexnet", (3, 32, 32), 22, {}, "crop-flip", 4),
+    "resnet18": Workload("resnet18", (3, 32, 32), 32, {}, "none", 2),
+    "resnet18-84": Workload("resnet18", (3, 84, 84), 10, {"stride": 2}, "none", 2),
 }
 DEFAULTS = {
     "cuda": (("alexnet", "resnet18", "resnet18-84"), (8, 16)),
@@ -85,47 +85,47 @@ def measure(
     methods: Sequence[str],
     train: Mapping[str, Any],
     rounds: int,
-    here: Ranks,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """Rows of the table, and what they were measured on. Cases of a model and a number of agents take turns.
 
     `train`: fields of the training config, such as precision and execution. Over several processes, all make this call,
     and what is waited and sent is the leading one's."""
-    methods = [method for method in methods if method != PLAIN or here.size == 1]  # it is written for one process
+    methods = [method for method in methods if method != PLAIN or ranks.size == 1]  # it is written for one process
     for name in models:
-        if name not in PROBLEMS:
-            raise ConfigError(f"bench: {name!r} is not a model that it knows; there are {', '.join(PROBLEMS)}")
+        if name not in WORKLOADS:
+            raise ConfigError(f"bench: {name!r} is not a model that it knows; there are {', '.join(WORKLOADS)}")
         for count in agents:  # what can be refused is refused before anything is measured
-            here.check(count)
+            ranks.check(count)
             for method in methods:
-                config = _config(PROBLEMS[name], count, "dpsgd" if method == PLAIN else method, train)
+                config = _config(WORKLOADS[name], count, "dpsgd" if method == PLAIN else method, train)
                 topologies.build(config.topology, config.agents, config.seed)
     if not methods:
         raise ConfigError("bench: there is no method to measure; name some with --method")
-    rows = [row for name in models for count in agents for row in _together(name, count, methods, train, rounds, here)]
+    rows = [row for name in models for count in agents for row in _together(name, count, methods, train, rounds, ranks)]
     return {
         "schema": 2,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "environment": environment(here.device),
-        "exchange": here.name,
-        "ranks": here.size,
+        "environment": environment(ranks.device),
+        "exchange": ranks.name,
+        "ranks": ranks.size,
         "rounds": rounds,
         "rows": rows,
     }
 
 
 def _together(
-    name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, here: Ranks
-) -> list[Row]:
-    with computing(here.device), seeded(0, "bench", here.device):
-        built = [_case(name, agents, method, fields, here) for method in dict.fromkeys(methods)]
+    name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, ranks: Ranks
+) -> list[BenchRow]:
+    with computing(ranks.device), seeded(0, "bench", ranks.device):
+        built = [_case(name, agents, method, fields, ranks) for method in dict.fromkeys(methods)]
         rows, cases = [row for row, _ in built], {str(row["method"]): case for row, case in built}
         turns = [{method: next(case) for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
     ms = [{method: taken.ms for method, taken in turn.items()} for turn in turns]
     for row in rows:
         times = [turn[str(row["method"])] for turn in ms]
         row["ms"] = _summary(times)
-        for field in ("wait_ms", "mbit_s") if here.size > 1 else ():
+        for field in ("wait_ms", "mbit_s") if ranks.size > 1 else ():
             row[field] = _summary([getattr(turn[str(row["method"])], field) for turn in turns])
         row["ratio"] = {
             other: _summary([time / turn[other] for time, turn in zip(times, ms, strict=True)])
@@ -136,25 +136,29 @@ def _together(
     return rows
 
 
-def _case(name: str, agents: int, method: str, fields: Mapping[str, Any], here: Ranks) -> tuple[Row, Iterator[Round]]:
+def _case(
+    name: str, agents: int, method: str, fields: Mapping[str, Any], ranks: Ranks
+) -> tuple[BenchRow, Iterator[Timing]]:
     """A case that has been built and run for a round: what it is, and its further rounds."""
-    problem, plain, device = PROBLEMS[name], method == PLAIN, here.device
-    config = _config(problem, agents, "dpsgd" if plain else method, fields)
-    dealt = deal(config, _tasks(problem, agents * problem.steps(here)), device)
-    setup, start = assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device, here.exchange)
+    workload, plain, device = WORKLOADS[name], method == PLAIN, ranks.device
+    config = _config(workload, agents, "dpsgd" if plain else method, fields)
+    dealt = deal(config, _tasks(workload, agents * workload.steps(ranks)), device)
+    setup, start = assemble(
+        config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device, ranks.exchange
+    )
     if config.train.execution == "auto" and not plain:
-        setup = setup._replace(execution=here.broadcast(lambda: autotune.choose(setup, start).execution))
+        setup = setup._replace(execution=ranks.broadcast(lambda: autotune.choose(setup, start).execution))
     state = _second_task(setup, start)
     before = _allocated(device)
     case = _plain(setup, state) if plain else _ours(setup, state)
     row = {
         "model": name,
         "agents": agents,
-        "batch_size": problem.batch,
+        "batch_size": workload.batch,
         "method": method,
         "execution": next(case).execution,  # a way that is not possible gives way
         "precision": config.train.precision,
-        "n": PLAIN_STEPS if plain and device.type == "cuda" else problem.steps(here),
+        "n": PLAIN_STEPS if plain and device.type == "cuda" else workload.steps(ranks),
         "peak_mib": _peak(device, before),
     }
     return row, case
@@ -164,23 +168,23 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
 
 
-def _config(problem: Problem, agents: int, method: str, fields: Mapping[str, Any]) -> RunConfig:
+def _config(workload: Workload, agents: int, method: str, fields: Mapping[str, Any]) -> RunConfig:
     return validate(
         {
             "preset": "bench",
             "agents": agents,
-            "model": {"name": problem.model, **problem.options},
-            "data": {"stream": "own", "augment": problem.augment},
+            "model": {"name": workload.model, **workload.options},
+            "data": {"stream": "own", "augment": workload.augment},
             "method": {"name": method},
-            "train": {"batch_size": problem.batch, "epochs": ENDLESS, "lr": 0.001, **fields},
+            "train": {"batch_size": workload.batch, "epochs": ENDLESS, "lr": 0.001, **fields},
         }
     )
 
 
-def _tasks(problem: Problem, batches: int) -> list[Task]:
+def _tasks(workload: Workload, batches: int) -> list[Task]:
     """Two tasks of random images, so many batches in all."""
-    images = problem.batch * batches
-    pixels = torch.randint(256, (images, *problem.shape), dtype=torch.uint8)
+    images = workload.batch * batches
+    pixels = torch.randint(256, (images, *workload.shape), dtype=torch.uint8)
     labels = torch.arange(images) % 10
     return [Task((pixels, labels), (pixels[:64], labels[:64]), 10, mean=(0.5,), std=(0.25,)) for _ in range(2)]
 
@@ -196,13 +200,13 @@ def _second_task(setup: Setup, start: State) -> State:
     return State(start.parameters, (setup.heads[0],), memory, ({},))
 
 
-def _ours(setup: Setup, state: State) -> Iterator[Round]:
+def _ours(setup: Setup, state: State) -> Iterator[Timing]:
     """A round each time: an epoch of the loop as it is."""
     steps, exchange = setup.tasks[1].steps(setup.train.batch_size), setup.exchange
     if not isinstance(exchange, Cluster):
         for event in train(setup, state):
             if isinstance(event, EpochEnded):
-                yield Round(1000 * event.seconds / steps, event.execution)
+                yield Timing(1000 * event.seconds / steps, event.execution)
         return
     began = last = _so_far(exchange)
     for event in train(setup, state):
@@ -210,7 +214,7 @@ def _ours(setup: Setup, state: State) -> Iterator[Round]:
             last = _so_far(exchange)
         elif isinstance(event, EpochEnded):
             seconds, waited_s, sent_bytes = (after - before for after, before in zip(last, began, strict=True))
-            yield Round(1000 * seconds / steps, event.execution, 1000 * waited_s / steps, 8e-6 * sent_bytes / seconds)
+            yield Timing(1000 * seconds / steps, event.execution, 1000 * waited_s / steps, 8e-6 * sent_bytes / seconds)
             began = _so_far(exchange)
 
 
@@ -219,7 +223,7 @@ def _so_far(exchange: Cluster) -> tuple[float, float, float]:
     return time.perf_counter(), exchange.waited_s, exchange.wire.sent_bytes
 
 
-def _plain(setup: Setup, state: State) -> Iterator[Round]:
+def _plain(setup: Setup, state: State) -> Iterator[Timing]:
     """Decentralized SGD as one would write it first."""
     data, batch, lr = setup.tasks[1], setup.train.batch_size, setup.train.lr
     device = data.train[1].device
@@ -244,7 +248,7 @@ def _plain(setup: Setup, state: State) -> Iterator[Round]:
                         value.copy_(new - lr * value.grad)
                         value.grad = None
         torch.stack([torch.stack(row) for row in losses]).cpu()
-        yield Round(1000 * (time.perf_counter() - began) / len(losses), "loop")
+        yield Timing(1000 * (time.perf_counter() - began) / len(losses), "loop")
 
 
 def _backward(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -278,7 +282,7 @@ def save(found: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def room(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """A folder for results, before anything is measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

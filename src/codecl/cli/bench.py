@@ -38,15 +38,15 @@ def bench(
 
     before = benches.read(compare) if compare else None
     if save:
-        benches.room(save)
+        benches.make_folder(save)
     place = assemble.device_of(device)
     usual_models, usual_agents = benches.DEFAULTS[place.type]
     counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents
     named = grid.words(models) or usual_models
     fields = {"precision": precision, "execution": execution}
-    with joined(exchange, place) as here:
-        found = benches.measure(named, counts, grid.words(method), fields, rounds, here)
-    if not here.is_main:
+    with joined(exchange, place) as ranks:
+        found = benches.measure(named, counts, grid.words(method), fields, rounds, ranks)
+    if not ranks.is_main:
         return
     if as_json:
         print(json.dumps(found, indent=1))

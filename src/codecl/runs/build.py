@@ -21,8 +21,8 @@ from codecl.models import MODELS
 from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
 from codecl.seeding import derive, spawn
-from codecl.space.layers import parameter_roles
 from codecl.space.layout import Parameters
+from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.train.precision import multiplying
 from codecl.train.state import Setup, State

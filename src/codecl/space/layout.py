@@ -11,7 +11,8 @@ from torch import Tensor
 
 from codecl.space import chart as charts
 from codecl.space.chart import Chart
-from codecl.space.layers import Layer, ParameterRoles
+from codecl.space.layers import Layer
+from codecl.space.roles import ParameterRoles
 
 Parameters = Mapping[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Watching a module at work: which linear and convolution calls it makes, and their inputs as columns.
+"""A module at work: which linear and convolution calls it makes, and their inputs as columns.
 
 Shapes: G groups, N inputs, P patches or rows.
 """
@@ -22,7 +22,7 @@ LIKE = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_l
 LIKE_ITS_ARGUMENT = {"to", "type_as", "view_as", "expand_as", "reshape_as"}  # `x.to(weight)` reads no values of weight
 
 
-class Use(NamedTuple):
+class Call(NamedTuple):
     """One call of a linear or convolution, as it was made."""
 
     kind: str
@@ -36,18 +36,18 @@ class Use(NamedTuple):
     rows: int = 0  # rows or patches that came out
 
 
-class Watch(TorchFunctionMode):
+class CallTracer(TorchFunctionMode):
     """Reports each linear or convolution, and every other function that takes values of a tensor and gives a tensor."""
 
-    def __init__(self, on_use: Callable[[Use], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
+    def __init__(self, on_call: Callable[[Call], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
         super().__init__()
-        self.on_use, self.on_other = on_use, on_other
+        self.on_call, self.on_other = on_call, on_other
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in CALLS:
-            use = Use(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
-            self.on_use(use._replace(rows=result.numel() // max(1, len(use.weight))))
+            call = Call(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
+            self.on_call(call._replace(rows=result.numel() // max(1, len(call.weight))))
         elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             name = getattr(func, "__name__", str(func))
             name = getattr(func, "__self__", func).__name__ if name == "__get__" else name
@@ -98,24 +98,24 @@ def calling(module: nn.Module) -> Iterator[list[nn.Module]]:
             handle.remove()
 
 
-def columns(use: Use) -> Tensor:
+def columns(call: Call) -> Tensor:
     """A call's inputs as columns [G, N, P], padding included, the bias not."""
-    if use.kind == "linear":
-        return use.inputs.reshape(-1, use.inputs.shape[-1]).mT[None]
-    size = tuple(use.weight.shape[2:])
-    stride, dilation = _each(use.stride, len(size)), _each(use.dilation, len(size))
-    if use.padding == "same":
+    if call.kind == "linear":
+        return call.inputs.reshape(-1, call.inputs.shape[-1]).mT[None]
+    size = tuple(call.weight.shape[2:])
+    stride, dilation = _each(call.stride, len(size)), _each(call.dilation, len(size))
+    if call.padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
         margins = [(total // 2, total - total // 2) for total in totals]
     else:
-        margins = [(p, p) for p in _each(0 if use.padding == "valid" else use.padding, len(size))]
-    inputs = use.inputs if use.inputs.ndim == len(size) + 2 else use.inputs[None]  # one image without a batch
+        margins = [(p, p) for p in _each(0 if call.padding == "valid" else call.padding, len(size))]
+    inputs = call.inputs if call.inputs.ndim == len(size) + 2 else call.inputs[None]  # one image without a batch
     inputs = functional.pad(inputs, [side for margin in reversed(margins) for side in margin])
     if len(size) == 1:  # a 1-d convolution is a 2-d one of height 1
         inputs, size, stride, dilation = inputs.unsqueeze(-2), (1, *size), (1, *stride), (1, *dilation)
     patches_BNP = functional.unfold(inputs, size, dilation=dilation, stride=stride)
     batch, _, patches = patches_BNP.shape
-    return patches_BNP.reshape(batch, use.groups, -1, patches).permute(1, 2, 0, 3).flatten(2)
+    return patches_BNP.reshape(batch, call.groups, -1, patches).permute(1, 2, 0, 3).flatten(2)
 
 
 def _each(value: Any, dimensions: int) -> tuple[int, ...]:

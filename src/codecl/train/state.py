@@ -13,8 +13,8 @@ from codecl.exchange import Exchange
 from codecl.exchange.topology import Topology
 from codecl.methods import Method
 from codecl.space.growth import GrowthConfig
-from codecl.space.layers import ParameterRoles
 from codecl.space.layout import Parameters
+from codecl.space.roles import ParameterRoles
 from codecl.train.config import TrainConfig
 from codecl.train.execution import Execution
 

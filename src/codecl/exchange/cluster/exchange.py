@@ -29,7 +29,7 @@ def blocks(agents: int, ranks: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
-class Round(NamedTuple):
+class PendingRound(NamedTuple):
     """A gossip round on its way: own rows are here, those of others arrive."""
 
     mixing_AA: Tensor
@@ -72,13 +72,13 @@ class Cluster:
         mixing_AN = torch.from_numpy(topology.mixing)[list(self.agents)].to(device, dtype)
         self._mixing_AA, self._mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
 
-    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Round:
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> PendingRound:
         self.traffic.count(kind, self._from, nbytes(rows_AD[0]))
         heard_HD = rows_AD.new_empty(self._mixing_AH.shape[1], rows_AD.shape[1])
         parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
         posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
-        return Round(self._mixing_AA, rows_AD, self._mixing_AH, heard_HD, posted, self._waited)
+        return PendingRound(self._mixing_AA, rows_AD, self._mixing_AH, heard_HD, posted, self._waited)
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""

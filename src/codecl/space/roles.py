@@ -1,0 +1,263 @@
+"""What each parameter of any nn.Module is for: it carries coordinates, belongs to a task's head, trains whole, trains
+in the first task only, or never. No change to the module's code.
+
+Calls of linear and convolution are traced as they happen, so a weight is known by its use: padding modes, weights that
+are used twice and weights that are used in ways we cannot follow show themselves.
+"""
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from codecl.errors import ConfigError
+from codecl.space import tracing
+from codecl.space.layers import Layer
+from codecl.space.tracing import Call, CallTracer, logits
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+Role = Literal["layer", "head", "dense", "first", "constant"]
+
+
+class ParameterRoles(NamedTuple):
+    """Every parameter of a module in its role."""
+
+    layers: tuple[Layer, ...]  # carry coordinates, in the order of their first call
+    head: tuple[str, ...]  # parameters that each task has of its own
+    dense: tuple[str, ...]  # train whole in every task
+    first: tuple[str, ...]  # train in the first task only: norms, and what the user calls frozen
+    constant: tuple[str, ...]  # never train (requires_grad is off)
+    outputs: int  # numbers that the module gives for an image
+
+
+class TracedCall(NamedTuple):
+    """A call, and the layer inside whose own forward it was made."""
+
+    call: Call
+    inside: nn.Module | None
+
+
+class Trace(NamedTuple):
+    """What a module did with its parameters when images went through it once."""
+
+    calls: list[TracedCall]
+    other_uses: dict[int, str]  # parameters (by id) that another function used, and which
+    outputs: int  # numbers that came out for an image
+
+
+class Names(NamedTuple):
+    """Names of a module's parameters."""
+
+    by_id: dict[int, str]  # the first name of each
+    aliases: dict[str, str]  # of a parameter that has several: each further name -> the first
+
+    @property
+    def tied(self) -> set[str]:
+        return set(self.aliases.values())
+
+
+def parameter_roles(
+    module: nn.Module,
+    images: Tensor,
+    head: str | None = "auto",
+    dense: Collection[str] = (),
+    frozen: Collection[str] = (),
+) -> ParameterRoles:
+    """Find the role of every parameter by running `images` through the module once.
+
+    `head` names the Linear that each task has of its own ("auto": the last layer called; None: one head for all tasks,
+    constrained like any layer)."""
+    names = _names(module)
+    asked = _asked(module, names, dense, frozen)
+    trace = _trace(module, images)
+    layers, refused = _layers(module, trace, names, asked, len(images))
+    for identity in _used_otherwise(module, images):
+        weight = names.by_id.get(identity, "")
+        if weight in layers:
+            layers[weight] = layers[weight]._replace(owned=False)
+    head_names = _head(module, head, trace, names)
+    if head_names & asked:
+        raise ConfigError(
+            f"dense and frozen: {min(head_names & asked)!r} is the head's, which each task has of its own"
+        )
+    roles = _roles(module, layers, head_names, set(dense), asked)
+    for name in (name for layer in layers.values() for name in (layer.weight, layer.bias) if name in refused):
+        raise ConfigError(f"model: parameter {name!r} {refused[str(name)]}; {_offer([name])}")
+    if set(roles.values()) <= {"constant"}:
+        raise ConfigError("model: nothing in it trains (every parameter has requires_grad off)")
+
+    def with_role(role: Role) -> tuple[str, ...]:
+        return tuple(name for name, its_role in roles.items() if its_role == role)
+
+    return ParameterRoles(
+        layers=tuple(layer for layer in layers.values() if roles[layer.weight] == "layer"),
+        head=with_role("head"),
+        dense=with_role("dense"),
+        first=with_role("first"),
+        constant=with_role("constant"),
+        outputs=trace.outputs,
+    )
+
+
+def _names(module: nn.Module) -> Names:
+    names = Names({}, {})
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = names.by_id.setdefault(id(parameter), name)
+        if first != name:
+            names.aliases[name] = first
+    return names
+
+
+def _asked(module: nn.Module, names: Names, dense: Collection[str], frozen: Collection[str]) -> set[str]:
+    """The parameters whose role the user has said, by their first names."""
+    known = dict(module.named_parameters(remove_duplicate=False))
+    for field, wanted in (("dense", dense), ("frozen", frozen)):
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(known)}")
+    both = set(dense) & set(frozen)
+    if both:
+        raise ConfigError(f"dense and frozen: {min(both)!r} is in both; it can be one or the other")
+    return {names.aliases.get(name, name) for name in (*dense, *frozen)}
+
+
+def _layers(
+    module: nn.Module, trace: Trace, names: Names, asked: Collection[str], images: int
+) -> tuple[dict[str, Layer], dict[str, str]]:
+    """(layers by their weight; weights and biases that cannot be followed, and why)."""
+    layers: dict[str, Layer] = {}
+    refused: dict[str, str] = {}
+    for traced in trace.calls:
+        layer = _layer(module, traced, names, asked, images)
+        if layer is None:
+            continue
+        before = layers.get(layer.weight)
+        if before and (layer.bias, layer.groups) != (before.bias, before.groups):
+            refused[layer.weight] = "is used with different biases or groups"
+        if layer.bias and any(other.bias == layer.bias for other in layers.values() if other.weight != layer.weight):
+            refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
+        if before:
+            layer = before._replace(rows=before.rows + layer.rows, owned=before.owned and layer.owned)
+        layers[layer.weight] = layer
+    for identity, function in trace.other_uses.items():
+        refused[names.by_id[identity]] = f"is also used by {function}(), which codecl cannot follow"
+    return layers, refused
+
+
+def _layer(module: nn.Module, traced: TracedCall, names: Names, asked: Collection[str], images: int) -> Layer | None:
+    """The layer behind a call; None where its weight has another role."""
+    call = traced.call
+    weight = names.by_id.get(id(call.weight))
+    if weight is None or weight in asked or not call.weight.requires_grad or call.weight.ndim < 2:
+        return None
+    bias = names.by_id.get(id(call.bias)) if call.bias is not None and call.bias.requires_grad else None
+    bias = None if bias in asked else bias
+    owner, _, attribute = weight.rpartition(".")
+    owning = module.get_submodule(owner)
+    name = owner if isinstance(owning, nn.Linear | nn.Conv1d | nn.Conv2d) and attribute == "weight" else weight
+    if call.weight.numel() == 0:
+        raise ConfigError(f"model: parameter {weight!r} has no elements (its shape is {list(call.weight.shape)})")
+    is_plain = type(owning) in (nn.Linear, nn.Conv1d, nn.Conv2d) and "forward" not in vars(owning)
+    owned = is_plain and traced.inside is owning and weight not in names.tied and (bias is None) == (call.bias is None)
+    return Layer(name or weight, weight, bias, call.weight.shape, call.groups, call.rows // images, owned)
+
+
+def _head(module: nn.Module, head: str | None, trace: Trace, names: Names) -> set[str]:
+    """The parameters of the head."""
+    if head is None:
+        return set()
+    if head == "auto":
+        last = trace.calls[-1].call if trace.calls else None
+        if last is None or last.kind != "linear" or last.weight.shape[0] != trace.outputs:
+            raise ConfigError(
+                "head: the last layer that the model calls is not a Linear that gives its outputs; name the head, or"
+                " share one head for all tasks (head=None; on the command line --set head=null)"
+            )
+        weight = names.by_id.get(id(last.weight))
+        if weight is None:
+            raise ConfigError("head: the last Linear's weight is computed, not a parameter; name the head")
+        head = weight.rpartition(".")[0]
+    linear = dict(module.named_modules()).get(head)
+    if not isinstance(linear, nn.Linear):
+        linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        raise ConfigError(
+            f"head: {head!r} is not a Linear layer of the model; there are {', '.join(linears) or 'none'}"
+        )
+    head_names = {f"{head}.{name}".lstrip(".") for name, _ in linear.named_parameters()}
+    if head_names & (set(names.aliases) | names.tied):
+        raise ConfigError(f"head: {head!r} shares its weight with another layer; pass head=None or another head")
+    return head_names
+
+
+def _roles(
+    module: nn.Module, layers: Mapping[str, Layer], head: Collection[str], dense: set[str], asked: set[str]
+) -> dict[str, Role]:
+    """The role of each parameter. One that has none is an error."""
+    carried = {name for layer in layers.values() for name in (layer.weight, layer.bias) if name}
+    norms = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, norm in module.named_modules()
+        if isinstance(norm, NORMS)
+        for name, _ in norm.named_parameters(recurse=False)
+    }
+    roles: dict[str, Role] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            roles[name] = "constant"
+        elif name in head:
+            roles[name] = "head"
+        elif name in asked:
+            roles[name] = "dense" if name in dense else "first"
+        elif name in carried:
+            roles[name] = "layer"
+        elif name in norms:
+            roles[name] = "first"
+    without = [name for name, _ in module.named_parameters() if name not in roles]
+    if without:
+        owner = type(module.get_submodule(without[0].rpartition(".")[0])).__name__
+        more = f" and {len(without) - 1} more have no place: each" if len(without) > 1 else " has no place: it"
+        raise ConfigError(
+            f"model: parameter {without[0]!r} (of {owner}){more} is neither a weight that a Linear, Conv1d or Conv2d"
+            f" used, nor the bias beside one, nor a norm's; {_offer(without)}"
+        )
+    return roles
+
+
+def _offer(names: Collection[Any]) -> str:
+    return f"name it in dense={names} (always sent whole, may forget) or frozen={names} (trains in the first task only)"
+
+
+def _trace(module: nn.Module, images: Tensor) -> Trace:
+    """What the module does with its parameters, in evaluation mode."""
+    calls: list[TracedCall] = []
+    other_uses: dict[int, str] = {}
+    parameters = {id(parameter) for parameter in module.parameters()}
+
+    def on_other(function: str, tensors: list[Tensor]) -> None:
+        other_uses.update({id(tensor): function for tensor in tensors if id(tensor) in parameters})
+
+    def on_call(call: Call) -> None:
+        calls.append(TracedCall(call, active[-1] if active else None))
+
+    with tracing.evaluating(module), tracing.calling(module) as active, CallTracer(on_call, on_other):
+        outputs = logits(module, images)
+    return Trace(calls, other_uses, outputs.shape[1])
+
+
+def _used_otherwise(module: nn.Module, images: Tensor) -> set[int]:
+    """Parameters that training uses other than by calling the layer that owns them."""
+    others: set[int] = set()
+    trial = copy.deepcopy(module).train()  # it may change its buffers
+    originals = {id(new): id(old) for new, old in zip(trial.parameters(), module.parameters(), strict=True)}
+
+    def on_call(call: Call) -> None:
+        if not active or active[-1].weight is not call.weight:
+            others.add(id(call.weight))
+
+    devices = [images.device] if images.device.type == "cuda" else []
+    tracer = CallTracer(on_call, lambda _, tensors: others.update(map(id, tensors)))
+    with torch.random.fork_rng(devices), tracing.calling(trial) as active, tracer:
+        logits(trial, images)
+    return {originals[identity] for identity in others if identity in originals}
