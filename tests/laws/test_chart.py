@@ -43,7 +43,7 @@ def test_encode_and_decode_are_inverse(case):
 def test_start_is_the_anchor(case):
     chart, _ = case
     assert torch.equal(charts.decode(charts.start(chart), chart), chart.anchor_GON)
-    everything = charts.whole(chart.anchor_GON)
+    everything = charts.full(chart.anchor_GON)
     assert torch.equal(charts.decode(charts.start(everything), everything), chart.anchor_GON)
 
 

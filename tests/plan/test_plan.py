@@ -48,14 +48,14 @@ def check_first_task(planned, folder):
     assert (planned.graph.edges, planned.graph.contraction) == (len(run["edges"]), run["contraction"])
     assert [part.steps for part in planned.tasks] == [task["steps"] for task in tasks]
     first = planned.tasks[0]
-    assert (first.coordinates, first.whole, first.message_known) == (
+    assert (first.coordinates, first.full, first.message_known) == (
         tasks[0]["coordinates"],
         tasks[0]["full"],
         "exact",
     )
     assert first.train_bytes == sum(fact["bytes"] for fact in epochs if fact["task"] == 0)
     assert first.agree_bytes == facts(folder, "agree")[0]["bytes"]
-    assert [part.whole for part in planned.tasks] == [task["full"] for task in tasks]
+    assert [part.full for part in planned.tasks] == [task["full"] for task in tasks]
 
 
 def check_bounds(planned, folder):
@@ -193,7 +193,7 @@ def test_the_first_task_of_every_preset_sends_what_was_planned(preset, topology)
     events = train(*assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU))
     opened, *_, epoch, agreed = itertools.islice(events, first.steps + 3)
     assert (opened.kind, epoch.kind, agreed.kind) == ("task", "epoch", "agree")
-    assert (first.coordinates, first.whole, first.steps) == (opened.coordinates, opened.full, opened.steps)
+    assert (first.coordinates, first.full, first.steps) == (opened.coordinates, opened.full, opened.steps)
     assert (first.train_bytes, first.agree_bytes) == (epoch.bytes, agreed.bytes)
 
 

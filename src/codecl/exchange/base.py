@@ -57,6 +57,13 @@ class Traffic:
             self._sent[kind] = Sent(before.messages + messages, before.bytes + size)
 
 
+class Flood(NamedTuple):
+    """What arrived of a flood: its tensors, and the digest that its root announced."""
+
+    tensors: dict[str, Tensor]
+    digest: str
+
+
 class Pending(Protocol):
     """A gossip round on its way."""
 
@@ -80,7 +87,7 @@ class Exchange(Protocol):
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""
         ...
 
-    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str] | None:
+    def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """`root`'s tensors and their digest, as they arrive here along its breadth-first tree; None: `root` is gone."""
         ...
 
@@ -93,15 +100,12 @@ class Exchange(Protocol):
         ...
 
 
-def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> tuple[dict[str, Tensor], str] | None:
+def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> Flood | None:
     """What `root` floods at a task's end, checked by its digest: what arrives damaged is an error, never used."""
-    found = exchange.flood(root, payload)
-    if found is None:
-        return None
-    arrived, announced = found
-    if digest(arrived) != announced:
+    flood = exchange.flood(root, payload)
+    if flood is not None and digest(flood.tensors) != flood.digest:
         raise RunFailed(f"task {task + 1}: the flood of agent {root} arrived damaged (its digest differs)")
-    return arrived, announced
+    return flood
 
 
 def nbytes(tensor: Tensor) -> int:

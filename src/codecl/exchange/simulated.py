@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Tensors, Traffic, digest, nbytes
+from codecl.exchange.base import Flood, Tensors, Traffic, digest, nbytes
 from codecl.exchange.topology import Topology
 
 
@@ -50,11 +50,11 @@ class Simulated:
                 sums[parent][name] = sums[parent][name] + tensor
         return sums[root]
 
-    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
+    def flood(self, root: int, payload: Tensors | None) -> Flood:
         assert payload is not None, "all agents live here, the root too"
         sends = len(self.topology.tree(root))
         self.traffic.count("flood", sends, sum(map(nbytes, payload.values())))
-        return dict(payload), digest(payload)
+        return Flood(dict(payload), digest(payload))
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         return float((rows_AD - rows_AD.mean(0)).square().sum(1).mean())

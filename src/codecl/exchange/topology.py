@@ -90,8 +90,8 @@ def build(config: TopologyConfig, agents: int, seed: int) -> Topology:
     except Exception as error:  # a user's function may raise anything
         raise ConfigError(f"topology: {config.name} with {agents} agents: {reason(error)}") from error
     if not isinstance(graph, nx.Graph) or graph.number_of_nodes() != agents:
-        found = f"{graph.number_of_nodes()} nodes" if isinstance(graph, nx.Graph) else type(graph).__name__
-        raise ConfigError(f"topology: {config.name} gives {found}; it should give a networkx graph of {agents} agents")
+        given = f"{graph.number_of_nodes()} nodes" if isinstance(graph, nx.Graph) else type(graph).__name__
+        raise ConfigError(f"topology: {config.name} gives {given}; it should give a networkx graph of {agents} agents")
     return Topology(config.name, graph)
 
 
@@ -140,14 +140,14 @@ def _checked(name: str, graph: Graph) -> Graph:
     n = directed.number_of_nodes()
     if sorted(directed) != list(range(n)):
         raise ConfigError(f"topology {name}: agents must be numbered 0 to {n - 1}, got {sorted(directed)[:8]}")
-    parts = [sorted(part) for part in nx.strongly_connected_components(directed)]
-    if len(parts) > 1:
-        part = min(parts, key=len)
+    components = [sorted(nodes) for nodes in nx.strongly_connected_components(directed)]
+    if len(components) > 1:
+        smallest = min(components, key=len)
         weakly = nx.is_weakly_connected(directed)
-        reason = "some agents cannot reach the others" if weakly else f"it falls into {len(parts)} parts"
+        reason = "some agents cannot reach the others" if weakly else f"it falls into {len(components)} parts"
         raise ConfigError(
             f"topology {name} with {n} agents is not {'strongly ' if weakly else ''}connected: {reason}"
-            f" (agents {part[:6]}{'…' if len(part) > 6 else ''} apart); add links"
+            f" (agents {smallest[:6]}{'…' if len(smallest) > 6 else ''} apart); add links"
         )
     return directed
 

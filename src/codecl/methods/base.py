@@ -38,7 +38,7 @@ class TaskEnd(NamedTuple):
     norms: Mapping[str, Tensor] = {}
 
     @property
-    def here(self) -> dict[int, int]:
+    def rows(self) -> dict[int, int]:
         """Agents of this process -> their rows."""
         return {agent: row for row, agent in enumerate(self.exchange.agents)}
 

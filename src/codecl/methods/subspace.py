@@ -15,28 +15,28 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
     they are summed: the growth is that of all images in one place."""
     layers = [slot.layer for slot in end.layout.slots if slot.layer]
     if not layers:
-        return {} if end.chosen in end.here else None
+        return {} if end.chosen in end.rows else None
     bases = growth.exact(growth.bases_of(end.memory, layers), layers, end.coords_AD.device)
     everyone = end.growth.subspace_from == "all"
     images = end.growth.by_layer(layers, end.growth.sharing(end.data.agents))
 
     def moments(agent: int) -> growth.Moments:
-        parameters = end.layout.parameters(end.coords_AD[end.here[agent]])
+        parameters = end.layout.parameters(end.coords_AD[end.rows[agent]])
         end.growth.check(end.data.name, len(end.data.partition[agent]))
         sample = end.data.sample(agent, max(images.values()))
         with normalising(end.module, end.norms):  # as old tasks are evaluated
             return growth.moments(end.module, parameters, sample, images, bases)
 
-    found: growth.Moments | None = None
+    summed: growth.Moments | None = None
     if everyone:
         parts = [growth.packed(moments(agent)) for agent in end.exchange.agents]
         reduced = end.exchange.reduce(end.chosen, parts)
-        found = None if reduced is None else growth.unpacked(reduced)
-    elif end.chosen in end.here:
-        found = moments(end.chosen)
-    if found is None:
+        summed = None if reduced is None else growth.unpacked(reduced)
+    elif end.chosen in end.rows:
+        summed = moments(end.chosen)
+    if summed is None:
         return None
-    return growth.grow(bases, found, end.growth.at(end.data.index), end.coords_AD.dtype)
+    return growth.grow(bases, summed, end.growth.at(end.data.index), end.coords_AD.dtype)
 
 
 def grown_size(sizes: TaskSizes) -> TaskEndSize:

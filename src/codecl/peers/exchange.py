@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Tensors, Traffic, digest, nbytes
+from codecl.exchange.base import Flood, Tensors, Traffic, digest, nbytes
 from codecl.exchange.topology import Topology
 from codecl.peers import history as charts
 from codecl.peers.frames import Kind
@@ -186,7 +186,7 @@ class Peers:
             box.changed.wait(TICK_S)
         return box.sums.pop(key)
 
-    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str] | None:
+    def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """What `root` grew, signed; None where it is gone. It arrives along its tree, or from any neighbour that is
         asked."""
         box = self.box
@@ -205,7 +205,7 @@ class Peers:
                 if parent == self.me and box.hand(child, chart):
                     self.traffic.count("flood", 1, sum(map(nbytes, chart.tensors.values())))
         arrived = {name: value.to(self.device) for name, value in chart.tensors.items()}
-        return arrived, digest(chart.tensors)
+        return Flood(arrived, digest(chart.tensors))
 
     def _await(self, root: int) -> Chart | None:
         box, asked = self.box, time.monotonic()

@@ -39,7 +39,7 @@ class Like(NamedTuple):
 
 class Message(NamedTuple):
     coordinates: int
-    whole: int  # of full communication
+    full: int  # of full communication
     free: Mapping[str, int] | None  # free directions by layer; None: not known
     known: Known
 
@@ -98,7 +98,7 @@ class Forecast:
     def message(self, task: int) -> Message:
         """What every edge carries at each step of a task, and in each round of agreement."""
         if task == 0:
-            return Message(self.first.size, self.first.whole, self.first.free, "exact")
+            return Message(self.first.size, self.first.full_size, self.first.free, "exact")
         beside = self.heads[task] + self.dense
         whole = beside + sum(layer.outputs * _whole(layer) for layer in self.layers.values())
         if self._trains_whole():

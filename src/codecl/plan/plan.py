@@ -48,7 +48,7 @@ class TaskPlan:
     epochs: int
     left_over: tuple[int, int]  # images of an agent that an epoch does not reach, least and most
     coordinates: int
-    whole: int
+    full: int
     message_bytes: int  # a step and a directed edge
     message_known: Known
     train_bytes: int
@@ -98,7 +98,7 @@ def plan(
         ms = _ms_per_step(setup, state, config.train.execution == "auto") if measure else None
         activations = _activations(setup, state)
     graph = graph_of(setup.topology, config.train.order)
-    parts = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(dealt)))
+    task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(dealt)))
     alone, together = _memory(setup, forecast, activations)
     return Plan(
         preset=config.preset,
@@ -106,17 +106,17 @@ def plan(
         topology=config.topology.name,
         seed=config.seed,
         graph=graph,
-        tasks=parts,
-        train_bytes=sum(part.train_bytes for part in parts),
-        boundary_bytes=sum(part.agree_bytes + part.reduce_bytes + part.flood_bytes for part in parts),
-        full_bytes=sum(part.full_bytes for part in parts),
-        known=max((k for part in parts for k in (part.message_known, part.end_known)), key=SURE.index),
+        tasks=task_plans,
+        train_bytes=sum(task.train_bytes for task in task_plans),
+        boundary_bytes=sum(task.agree_bytes + task.reduce_bytes + task.flood_bytes for task in task_plans),
+        full_bytes=sum(task.full_bytes for task in task_plans),
+        known=max((k for task in task_plans for k in (task.message_known, task.end_known)), key=SURE.index),
         agent_memory_bytes=alone,
         memory_bytes=together,
         ms_per_step=ms,
-        train_s=None if ms is None else ms / 1000 * sum(part.steps * part.epochs for part in parts),
-        messages_s=sum(part.messages_s or 0 for part in parts) if bandwidth else None,
-        warnings=tuple(_warnings(config, graph, parts, forecast)),
+        train_s=None if ms is None else ms / 1000 * sum(task.steps * task.epochs for task in task_plans),
+        messages_s=sum(task.messages_s or 0 for task in task_plans) if bandwidth else None,
+        warnings=tuple(_warnings(config, graph, task_plans, forecast)),
     )
 
 
@@ -138,7 +138,7 @@ def graph_of(topology: Topology, order: str = "paper") -> GraphPlan:
 
 
 def rounds(contraction: float, to: float) -> int:
-    """Gossip rounds after which at most this part of any disagreement is left. Law: √ρ^rounds <= to, and no fewer."""
+    """Gossip rounds after which at most this task of any disagreement is left. Law: √ρ^rounds <= to, and no fewer."""
     if contraction < 1e-12:
         return 1
     return math.ceil(math.log(to) / math.log(contraction) - 1e-9)
@@ -170,7 +170,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         epochs=epochs,
         left_over=(min(left), max(left)),
         coordinates=message.coordinates,
-        whole=message.whole,
+        full=message.full,
         message_bytes=size,
         message_known=message.known,
         train_bytes=trained * size,
@@ -178,7 +178,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         reduce_bytes=sends * end.pool,
         flood_bytes=sends * end.flood,
         end_known=end.known if sends else "exact",
-        full_bytes=(trained + edges * agreed) * message.whole * forecast.itemsize,
+        full_bytes=(trained + edges * agreed) * message.full * forecast.itemsize,
         messages_s=_seconds(setup, task, size * (steps * epochs + agreed), end.flood, bandwidth),
     )
 
@@ -212,7 +212,7 @@ def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, in
     each = 0
     for task in range(len(setup.tasks)):
         message = forecast.message(task)
-        each = max(each, (rows * message.coordinates + message.whole) * forecast.itemsize)
+        each = max(each, (rows * message.coordinates + message.full) * forecast.itemsize)
         shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
     shared += sum(forecast.heads) * forecast.itemsize
     train = sum(nbytes(data.train[0]) for data in setup.tasks)
@@ -242,15 +242,15 @@ def _activations(setup: Setup, state: State) -> int:
     return sum(kept.values())
 
 
-def _warnings(config: RunConfig, graph: GraphPlan, parts: Sequence[TaskPlan], forecast: Forecast) -> Iterator[str]:
+def _warnings(config: RunConfig, graph: GraphPlan, task_plans: Sequence[TaskPlan], forecast: Forecast) -> Iterator[str]:
     """What will hurt, a line each."""
-    small = [part for part in parts if part.shard[0] < config.train.batch_size]
+    small = [task for task in task_plans if task.shard[0] < config.train.batch_size]
     if small:
         yield (
             f"batch: an agent has {small[0].shard[0]} images of task {small[0].name!r}, fewer than a batch of"
             f" {config.train.batch_size}: it sees images twice in one step"
         )
-    steps = min(part.steps * part.epochs for part in parts)
+    steps = min(task.steps * task.epochs for task in task_plans)
     if graph.rounds_tenfold > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
         yield (
             f"mixing: {config.topology.name} takes {graph.rounds_tenfold} rounds to shrink disagreement tenfold, a task"
@@ -261,8 +261,8 @@ def _warnings(config: RunConfig, graph: GraphPlan, parts: Sequence[TaskPlan], fo
             f"lr: mixing before the step is stable only while lr × curvature is below {graph.stable_below:.2f} on"
             f" {config.topology.name} (train.lr is {config.train.lr:g}); train.order=adapt-then-combine allows 2"
         )
-    yield from _without_room(forecast, len(parts))
-    if any(part.end_known == "partly" for part in parts):
+    yield from _without_room(forecast, len(task_plans))
+    if any(task.end_known == "partly" for task in task_plans):
         yield f"flood: what {config.method.name} remembers is not counted; --like RUN tells"
 
 

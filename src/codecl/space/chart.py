@@ -26,7 +26,7 @@ class Chart(NamedTuple):
     spread_GF: Tensor | None  # where groups differ: the place of each padded column among the real ones
 
 
-def whole(weight_GON: Tensor) -> Chart:
+def full(weight_GON: Tensor) -> Chart:
     """The chart of a layer that is free as a whole."""
     groups, _, inputs = weight_GON.shape
     return Chart(weight_GON, None, (inputs,) * groups, None)
@@ -89,9 +89,9 @@ def constrained(grads_AGON: Mapping[str, Tensor], bases: Mapping[str, Sequence[T
     free: list[Tensor] = []
     for name, bases_G in bases.items():
         grad_GAON = grads_AGON[name].movedim(-3, 0)
-        free += [(part @ basis).square().sum((-2, -1)) for part, basis in zip(grad_GAON, bases_G, strict=True)]
-    whole = [grads_AGON[name].square().sum((-3, -2, -1)) for name in bases]
-    return (torch.stack(free).sum(0) / torch.stack(whole).sum(0).clamp(min=TINY)).sqrt()
+        free += [(grad_AON @ basis).square().sum((-2, -1)) for grad_AON, basis in zip(grad_GAON, bases_G, strict=True)]
+    all_of_it = [grads_AGON[name].square().sum((-3, -2, -1)) for name in bases]
+    return (torch.stack(free).sum(0) / torch.stack(all_of_it).sum(0).clamp(min=TINY)).sqrt()
 
 
 def unflatten(coords_D: Tensor, chart: Chart) -> Tensor:

@@ -40,7 +40,7 @@ class Layout(NamedTuple):
         return sum(slot.size for slot in self.slots)
 
     @property
-    def whole(self) -> int:
+    def full_size(self) -> int:
         """The numbers in a message of full communication: all parameters that can change."""
         return sum(slot.chart.anchor_GON.numel() for slot in self.slots)
 
@@ -82,17 +82,17 @@ def layout(
     slots = []
     for layer in roles.layers:
         weight = layer.join(parameters)
-        chart = charts.chart(weight, free[layer.name]) if layer.name in free else charts.whole(weight)
+        chart = charts.chart(weight, free[layer.name]) if layer.name in free else charts.full(weight)
         slots.append(Slot(layer.name, "layer", charts.size(chart), layer, chart, layer.shape))
 
-    def whole(kind: Literal["head", "dense", "first"], values: Parameters) -> list[Slot]:
+    def unconstrained(kind: Literal["head", "dense", "first"], values: Parameters) -> list[Slot]:
         return [
-            Slot(name, kind, value.numel(), None, charts.whole(value.reshape(1, 1, -1)), value.shape)
+            Slot(name, kind, value.numel(), None, charts.full(value.reshape(1, 1, -1)), value.shape)
             for name, value in values.items()
         ]
 
-    slots += whole("head", head) + whole("dense", {name: parameters[name] for name in roles.dense})
-    slots += whole("first", {name: parameters[name] for name in roles.first}) if first else []
+    slots += unconstrained("head", head) + unconstrained("dense", {name: parameters[name] for name in roles.dense})
+    slots += unconstrained("first", {name: parameters[name] for name in roles.first}) if first else []
     trained = {name for slot in slots for name in _names(slot)}
     return Layout(tuple(slots), {name: value for name, value in parameters.items() if name not in trained})
 

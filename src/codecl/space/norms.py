@@ -15,13 +15,13 @@ from torch.func import functional_call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 
-PASSES = 2  # the first normalises by the batch; the second by what the first found, so that agents see alike
+PASSES = 2  # the first normalises by the batch; the second by what the first new, so that agents see alike
 MEAN, VARIANCE = "running_mean", "running_var"  # PyTorch's names: a loaded module is an ordinary one
 
 
 def batch_norms(module: nn.Module) -> dict[str, nn.Module]:
     """The parts that mix the images of a batch."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+    return {name: norm for name, norm in module.named_modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)}
 
 
 def statistics_size(module: nn.Module) -> int:
@@ -62,10 +62,10 @@ def measure(
     def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].double().movedim(1, 0).flatten(1)
         count = torch.full_like(values[:, 0], values.shape[1])
-        found = torch.stack([count, values.sum(1), values.square().sum(1)])
-        sums[name] = sums[name] + found if name in sums else found
+        new = torch.stack([count, values.sum(1), values.square().sum(1)])
+        sums[name] = sums[name] + new if name in sums else new
 
-    handles = [part.register_forward_pre_hook(partial(add, name)) for name, part in batch_norms(module).items()]
+    handles = [norm.register_forward_pre_hook(partial(add, name)) for name, norm in batch_norms(module).items()]
     try:
         with torch.no_grad(), evaluating(module), normalising(module, statistics):
             for images in batches:

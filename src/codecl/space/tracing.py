@@ -59,13 +59,13 @@ class CallTracer(TorchFunctionMode):
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """The module in evaluation mode (no dropout), every part put back as it was."""
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(layer, layer.training) for layer in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for layer, mode in modes:
+            layer.training = mode
 
 
 def logits(module: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -78,8 +78,8 @@ def logits(module: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] |
         mode = "training on" if module.training else "taking"
         raise ConfigError(f"model: {mode} {len(images)} images of shape {shape} fails: {reason(error)}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
-        found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ConfigError(f"model: for {len(images)} images it gives {found}; it should give [{len(images)}, classes]")
+        given = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(f"model: for {len(images)} images it gives {given}; it should give [{len(images)}, classes]")
     return out
 
 
@@ -87,10 +87,10 @@ def logits(module: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] |
 def calling(module: nn.Module) -> Iterator[list[nn.Module]]:
     """The Linear and convolution layers that are being called, innermost last."""
     active: list[nn.Module] = []
-    parts = [part for part in module.modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)]
-    handles = [part.register_forward_pre_hook(lambda part, _: active.append(part)) for part in parts]
-    for part in parts:  # before the user's own hooks, and also when the layer raises
-        handles.append(part.register_forward_hook(lambda *_: active.pop() and None, prepend=True, always_call=True))
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)]
+    handles = [layer.register_forward_pre_hook(lambda layer, _: active.append(layer)) for layer in layers]
+    for layer in layers:  # before the user's own hooks, and also when the layer raises
+        handles.append(layer.register_forward_hook(lambda *_: active.pop() and None, prepend=True, always_call=True))
     try:
         yield active
     finally:
@@ -125,8 +125,8 @@ def _each(value: Any, dimensions: int) -> tuple[int, ...]:
 
 def without_running_statistics(module: nn.Module) -> nn.Module:
     """Batch and instance norms use the statistics of their batch and keep none. Changes the module in place."""
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase):
-            part.track_running_stats = False
-            part.running_mean = part.running_var = part.num_batches_tracked = None
+    for norm in module.modules():
+        if isinstance(norm, nn.modules.batchnorm._NormBase):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
     return module

@@ -44,15 +44,15 @@ def choose(setup: Setup, state: State) -> Choice:
     known = _read(file).get(key)
     if isinstance(known, dict) and known.get("execution") in CANDIDATES[device.type]:
         return Choice(known["execution"], known.get("ms_per_step", {}), False)
-    found = measure(setup, state, device)
-    if not found:  # nothing else is possible
+    ms_per_step = measure(setup, state, device)
+    if not ms_per_step:  # nothing else is possible
         return Choice("loop", {}, True)
-    best = min(found, key=lambda name: found[name])
-    first = next(iter(found))
-    choice = Choice(best if found[best] < CLEARLY * found[first] else first, found, True)
-    if set(found) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
+    best = min(ms_per_step, key=lambda name: ms_per_step[name])
+    first = next(iter(ms_per_step))
+    choice = Choice(best if ms_per_step[best] < CLEARLY * ms_per_step[first] else first, ms_per_step, True)
+    if set(ms_per_step) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
         others = dict(list(_read(file).items())[-MAX_KNOWN:])
-        _write(file, {**others, key: {"execution": choice.execution, "ms_per_step": found}})
+        _write(file, {**others, key: {"execution": choice.execution, "ms_per_step": ms_per_step}})
     return choice
 
 

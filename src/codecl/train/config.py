@@ -35,7 +35,7 @@ class TrainConfig(BaseModel):
     @field_validator("milestones")
     @classmethod
     def _inside(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if any(not 0 < part < 1 for part in value):
+        if any(not 0 < milestone < 1 for milestone in value):
             raise ValueError("parts of the epochs lie between 0 and 1")
         return value
 
@@ -44,4 +44,4 @@ class TrainConfig(BaseModel):
         lr = self.lr * min(1.0, (epoch + 1) / (self.warmup_epochs + 1))
         if self.schedule == "cosine":
             return lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
-        return lr * self.gamma ** sum(epoch >= part * self.epochs for part in self.milestones)
+        return lr * self.gamma ** sum(epoch >= milestone * self.epochs for milestone in self.milestones)

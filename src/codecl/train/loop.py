@@ -102,7 +102,7 @@ def _task_opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
         classes=data.classes,
         steps=data.steps(setup.train.batch_size),
         coordinates=plan.size,
-        full=plan.whole,
+        full=plan.full_size,
         reference_extra=sum(heads) + norm_parameters - live,
         kept=heads[data.index] + statistics,
         itemsize=data.dtype.itemsize,

@@ -51,13 +51,12 @@ def close_task(
 
         payload = None
         if memory is not None:
-            parameters = agents.layout.parameters(coords_AD[end.here[chosen]])
+            parameters = agents.layout.parameters(coords_AD[end.rows[chosen]])
             payload = _payload(parameters, setup.roles.constant, memory)
-        found = flooded(exchange, chosen, payload, task)
-        if found is not None:
-            arrived, announced = found
-            state = unpack(setup, state, arrived)._replace(norms=(*state.norms, measured))
-            yield Flooded(task=task, chosen=chosen, digest=announced, state=state, **exchange.traffic.take("flood"))
+        flood = flooded(exchange, chosen, payload, task)
+        if flood is not None:
+            state = unpack(setup, state, flood.tensors)._replace(norms=(*state.norms, measured))
+            yield Flooded(task=task, chosen=chosen, digest=flood.digest, state=state, **exchange.traffic.take("flood"))
             return state
     raise RunFailed(f"task {task + 1}: every agent that could grow is gone")
 
@@ -101,8 +100,8 @@ def agreed_statistics(
             for agent, parameters in zip(exchange.agents, models, strict=True)
         ]
         reduced = exchange.reduce(chosen, parts)
-        found = None if reduced is None else norms.statistics_of(reduced, data.dtype)
-        arrived = flooded(exchange, chosen, found, data.index)
-        assert arrived is not None, "offered only where no agent can be gone"
-        statistics, _ = arrived
+        measured = None if reduced is None else norms.statistics_of(reduced, data.dtype)
+        flood = flooded(exchange, chosen, measured, data.index)
+        assert flood is not None, "offered only where no agent can be gone"
+        statistics = flood.tensors
     return statistics

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from codecl.errors import ConfigError
-from codecl.exchange.base import Sent, Tensors, Traffic, digest, nbytes
+from codecl.exchange.base import Flood, Sent, Tensors, Traffic, digest, nbytes
 from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Form, Posted, Wire, forms, packed, unpacked
 from codecl.exchange.topology import Topology
 
@@ -101,7 +101,7 @@ class Cluster:
             post.wait(BOUNDARY)
         return sums.get(root)
 
-    def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
+    def flood(self, root: int, payload: Tensors | None) -> Flood:
         """A rank hears it once, along the first edge of `root`'s tree that leads to it, and sends it on."""
         tree = self.topology.tree(root)
         above: dict[int, int] = {}  # rank -> the one it hears from
@@ -120,7 +120,7 @@ class Cluster:
         self.traffic.count("flood", sum(parent in self.agents for parent, _ in tree), flat.numel())
         for post in posted:
             post.wait(BOUNDARY)
-        return arrived, announced
+        return Flood(arrived, announced)
 
     def _waited(self, seconds: float) -> None:
         self.waited_s += seconds

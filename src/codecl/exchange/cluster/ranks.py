@@ -53,18 +53,18 @@ class Ranks:
         """What the leading rank finds when it looks, at every rank. Plain values only: they travel as JSON."""
         if self.size == 1:
             return look()
-        found = self.broadcast_bytes(lambda: json.dumps(look()).encode())
-        out: T = json.loads(found)
+        text = self.broadcast_bytes(lambda: json.dumps(look()).encode())
+        out: T = json.loads(text)
         return out
 
     def broadcast_bytes(self, look: Callable[[], bytes]) -> bytes:
         """The same for bytes."""
         if not self.is_main:
             return self._wire.hear(0)
-        found = look()
-        for post in [post for peer in range(1, self.size) for post in self._wire.say(peer, found)]:
+        value = look()
+        for post in [post for peer in range(1, self.size) for post in self._wire.say(peer, value)]:
             post.wait(BOUNDARY)
-        return found
+        return value
 
     def exchange(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> Exchange:
         if self.name == "simulated":
@@ -96,14 +96,14 @@ def joined(exchange: str, device: torch.device) -> Iterator[Ranks]:
     elif name == "simulated":
         yield Ranks(name, device)
     else:
-        here, store = _meet(device)
-        _joined = here
+        ranks, store = _meet(device)
+        _joined = ranks
         with on_terminate(_terminated):
             try:
-                yield here
-                here.broadcast(lambda: None)  # nobody leaves while another may still wait for it
+                yield ranks
+                ranks.broadcast(lambda: None)  # nobody leaves while another may still wait for it
             except BaseException as error:
-                raise _failed(here, store, error) from error
+                raise _failed(ranks, store, error) from error
             finally:
                 _joined = None
                 _part()
@@ -157,31 +157,31 @@ def _own(device: torch.device) -> torch.device:
     return torch.device("cuda", number)
 
 
-def _failed(here: Ranks, store: Store, error: BaseException) -> BaseException:
+def _failed(ranks: Ranks, store: Store, error: BaseException) -> BaseException:
     """Leave a note, or find that of the rank that failed first: that is what happened."""
-    note = {"by": here.rank, "text": _text(here, error), "code": _code(error), "lost": isinstance(error, RankLost)}
+    note = {"by": ranks.rank, "text": _text(ranks, error), "code": _code(error), "lost": isinstance(error, RankLost)}
     try:
         first = json.loads(store.compare_set("note", "", json.dumps(note)))
     except RuntimeError:
         first = {**note, "text": f"rank 0 is gone, and with it the place where all meet ({note['text']})"}
     _part()  # the others notice
-    if here.is_main:
-        _linger(store, here.size - 1 - first["lost"])
+    if ranks.is_main:
+        _linger(store, ranks.size - 1 - first["lost"])
     else:
         with suppress(RuntimeError):
             store.add("read", 1)
     if not isinstance(error, CodeclError):
         return error
     out = KINDS.get(first["code"], RunFailed)(first["text"])
-    out.said = first["by"] != here.rank
+    out.said = first["by"] != ranks.rank
     return out
 
 
-def _text(here: Ranks, error: BaseException) -> str:
+def _text(ranks: Ranks, error: BaseException) -> str:
     if isinstance(error, RankLost):
         return str(error)
     what = "interrupted" if _code(error) == INTERRUPTED else str(error) or type(error).__name__
-    return f"{what} (rank {here.rank} of {here.size})"
+    return f"{what} (rank {ranks.rank} of {ranks.size})"
 
 
 def _code(error: BaseException) -> int:

@@ -21,16 +21,16 @@ def install(module: nn.Module, precision: Precision) -> list[nn.Module]:
     from codecl.train.kernels.stacked import convolution, normalisation
 
     changed: list[nn.Module] = []
-    for part in module.modules():
-        if "forward" in vars(part):
+    for layer in module.modules():
+        if "forward" in vars(layer):
             continue
         forward = None
-        if isinstance(part, nn.Conv2d) and type(part) is nn.Conv2d:
-            plain = part.groups == 1 and part.dilation == (1, 1) and part.padding_mode == "zeros"
-            forward = convolution(part, precision) if plain and isinstance(part.padding, tuple) else None
-        elif isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) and type(part) in (nn.BatchNorm1d, nn.BatchNorm2d):
-            forward = normalisation(part) if part.affine and part.running_mean is None else None
+        if isinstance(layer, nn.Conv2d) and type(layer) is nn.Conv2d:
+            plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+            forward = convolution(layer, precision) if plain and isinstance(layer.padding, tuple) else None
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d):
+            forward = normalisation(layer) if layer.affine and layer.running_mean is None else None
         if forward:
-            part.forward = forward
-            changed.append(part)
+            layer.forward = forward
+            changed.append(layer)
     return changed
