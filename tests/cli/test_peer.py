@@ -194,7 +194,7 @@ def test_an_address_in_use_is_one_line(tmp_path):
 
 
 def test_spans_say_who_was_missed_when():
-    assert peer.spans([(3, 1), (4, 1), (9, 1), (4, 2)]) == {"1": [[3, 4], [9, 9]], "2": [[4, 4]]}
+    assert peer.spans([(3, 1), (4, 1), (9, 1), (4, 2)]) == {"1": [(3, 4), (9, 9)], "2": [(4, 4)]}
 
 
 def test_the_page_says_how_a_fleet_is_made(tmp_path):
