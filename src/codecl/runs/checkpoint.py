@@ -24,6 +24,7 @@ from codecl.train.state import State, TaskPosition
 
 KEPT = 2
 SCHEMA = 1
+INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)?\s*")
 UNITS = {"s": 1, "min": 60, "h": 3600}
 TENSORS, FACTS = "state.safetensors", "checkpoint.json"
 
@@ -38,27 +39,17 @@ class CheckpointConfig(BaseModel):
     @field_validator("every")
     @classmethod
     def _readable(cls, value: int | str) -> int | str:
-        if _interval(value) is None:
+        match = INTERVAL.fullmatch(str(value))
+        if not match or float(match[1]) <= 0:
             raise ValueError("it should be a number of steps above 0, or a time such as 30s, 5min or 1h")
         return value
 
     def due(self, steps: int, seconds: float) -> bool:
         """Whether so many steps or seconds after the last checkpoint it is time for another."""
-        interval = _interval(self.every)
-        assert interval is not None, "it was checked"
-        return (seconds if interval.is_time else steps) >= interval.length
-
-
-class _Interval(NamedTuple):
-    length: float
-    is_time: bool  # seconds; otherwise steps
-
-
-def _interval(value: int | str) -> _Interval | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)?", str(value).strip())
-    if not match or float(match[1]) <= 0:
-        return None
-    return _Interval(float(match[1]) * UNITS.get(match[2], 1), match[2] is not None)
+        match = INTERVAL.fullmatch(str(self.every))
+        assert match is not None, "it was checked"
+        passed = seconds / UNITS[match[2]] if match[2] else steps
+        return passed >= float(match[1])
 
 
 class Checkpoint(NamedTuple):
@@ -91,7 +82,12 @@ def write(folder: Path, point: Checkpoint) -> None:
         _sync(path)
     os.replace(unfinished, place)
     _sync(folder)
-    for old in _steps(folder)[KEPT:]:
+    keep(folder, KEPT)
+
+
+def keep(folder: Path, count: int) -> None:
+    """All but the newest are gone."""
+    for old in _steps(folder)[count:]:
         shutil.rmtree(folder / str(old), ignore_errors=True)
 
 
@@ -104,12 +100,6 @@ def latest(folder: Path, device: torch.device) -> Checkpoint | None:
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             warnings.warn(f"{path}: is damaged ({error}); going on from the one before it, or anew", stacklevel=2)
     return None
-
-
-def keep_last(folder: Path) -> None:
-    """All but the newest are gone: a finished run goes on from its end alone."""
-    for old in _steps(folder)[1:]:
-        shutil.rmtree(folder / str(old), ignore_errors=True)
 
 
 def _steps(folder: Path) -> list[int]:
