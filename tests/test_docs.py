@@ -11,7 +11,7 @@ import pytest
 
 from codecl.report.formats import PLAIN
 from codecl.report.table import sheet
-from codecl.runs.record import find_runs, read_metrics
+from codecl.runs.reader import find_runs, read_metrics
 from tests.conftest import ROOT
 
 EXTEND = (ROOT / "docs" / "extend.md").read_text()
@@ -82,7 +82,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 
 
 def test_results_in_documents_are_those_of_the_recorded_runs():
-    runs = [(folder, read_metrics(folder)) for folder in find_runs([ROOT / "benchmarks" / "split-cifar100"])]
+    runs = [(folder, read_metrics(folder).dump()) for folder in find_runs([ROOT / "benchmarks" / "split-cifar100"])]
     page = (ROOT / "benchmarks" / "split-cifar100.md").read_text()
     assert PLAIN["markdown"](sheet(runs, paper=True)).strip() in page
     for preset in ("split-cifar100", "split-cifar100-tuned"):

@@ -19,12 +19,16 @@ from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph
 from codecl.methods import METHODS, Method
 from codecl.registry import code_digest
-from codecl.runs import extend, record, resume
+from codecl.runs import extend, resume
 from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
+from codecl.runs.folder import folder_of, labels_of
 from codecl.runs.model import load
+from codecl.runs.reader import read_config, recorded
+from codecl.runs.schema import Metrics
+from codecl.runs.writer import NullWriter, RunWriter, Writer
 from codecl.train import autotune
-from codecl.train.events import Event
+from codecl.train.events import Event, RunStarted, of_type
 from codecl.train.execution import Execution
 from codecl.train.state import Setup, State
 
@@ -93,7 +97,7 @@ def _folder(after: "str | Path | Result | None", config: RunConfig) -> Path | No
     if after is None:
         return None
     path = after.folder if isinstance(after, Result) else Path(after)
-    before, now = record.read_config(path).data.digest or "", config.data.digest or ""
+    before, now = read_config(path).data.digest or "", config.data.digest or ""
     if not now.startswith(before):
         raise ConfigError(f"after: the tasks of {path} are not the first of these tasks; give them all, its own first")
     return path
@@ -157,27 +161,32 @@ def run(
     call, the leading one records."""
     with joined(exchange, device_of(device)) as here:
         _check_ranks(config, here)
-        folder, place = record.folder_of(config, out), here.device
+        folder, place = folder_of(config, out), here.device
         dealt = deal(config, tasks, place)
         module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
-        done = here.broadcast(lambda: record.recorded(folder, config))
-        if done is not None and not again:
+        done = here.broadcast(lambda: _dumped(recorded(folder, config)))
+        if done and not again:
             return Result(done, folder, False, module)
         with computing(place), seeded(config.seed, "trial", place):
             setup, state = assemble(config, module, dealt, place, here.exchange)
-        book = _book(folder, config, setup, here, again, after)
+        writer = _open(folder, config, setup, here, again, after)
         finished = False
         try:
             with computing(place):
-                setup = setup._replace(execution=_running(book, config, setup, state, here))
-                with closing(resume.events(book, setup, state, here, mu)) as events:
+                setup = setup._replace(execution=_start(writer, config, setup, state, here))
+                with closing(resume.events(writer, setup, state, here, mu)) as events:
                     for event in events:
                         if on_event is not None:
                             on_event(event)
             finished = True
         finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
-            results = book.close("complete" if finished else "partial")
-        return Result(here.broadcast(lambda: results), folder, True, module)
+            metrics = writer.close("complete" if finished else "partial")
+        return Result(here.broadcast(lambda: _dumped(metrics)), folder, True, module)
+
+
+def _dumped(metrics: Metrics | None) -> dict[str, Any]:
+    """Plain values, which travel between ranks and are a caller's to use; empty: there are none."""
+    return metrics.dump() if metrics else {}
 
 
 def _check_ranks(config: RunConfig, here: Ranks) -> None:
@@ -191,42 +200,45 @@ def _check_ranks(config: RunConfig, here: Ranks) -> None:
         )
 
 
-def _book(
-    folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None
-) -> record.Record | resume.NullWriter:
+def _open(folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None) -> Writer:
     """The run folder, open for writing where this process leads."""
+    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone)
     if not here.is_main:
-        return resume.NullWriter(config)
+        return NullWriter(config, labels)
     if after is not None and (again or not (folder / "checkpoint").exists()):
         extend.begin(after, folder, config, setup)
-    labels = record.labels_of(config, len(setup.tasks))
-    anew = again and after is None
-    book = record.Record(folder, config, labels, setup.method.each_task_alone, None if anew else here.device)
-    book.environment(here.device)
-    book.tasks([data.describe() for data in setup.tasks])
-    return book
+    if again and after is None:
+        writer = RunWriter.new(folder, config, labels)
+    else:
+        writer = RunWriter.resume(folder, config, labels, here.device)
+    writer.environment(here.device)
+    writer.tasks([data.describe() for data in setup.tasks])
+    return writer
 
 
-def _running(
-    book: record.Record | resume.NullWriter, config: RunConfig, setup: Setup, state: State, here: Ranks
-) -> Execution:
+def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, here: Ranks) -> Execution:
     """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
     recorded."""
 
-    def choose() -> autotune.Choice:
-        for fact in book.facts:
-            if fact["kind"] == "run":
-                return autotune.Choice(fact["execution"], fact["ms_per_step"], fact["measured"])
+    def choose() -> Sequence[Any]:
+        for started in of_type(writer.events, RunStarted):
+            return started.execution, started.ms_per_step, started.measured
         if config.train.execution != "auto":
             return autotune.Choice(setup.execution, {}, False)
         with seeded(config.seed, "trial", here.device):
             return autotune.choose(setup, state)
 
     choice = autotune.Choice(*here.broadcast(choose))
-    if here.is_main and not book.facts:
-        facts = {"edges": setup.topology.edges, "contraction": setup.topology.contraction, "digest": config.digest()}
-        ranks = {"exchange": here.name, "ranks": here.size}
-        book.fact({"kind": "run", **book.labels, **facts, **ranks, **choice._asdict()})
+    if not writer.events:
+        started = writer.labels.started(
+            edges=setup.topology.edges,
+            contraction=setup.topology.contraction,
+            digest=config.digest(),
+            exchange=here.name,
+            ranks=here.size,
+            **choice._asdict(),
+        )
+        writer.event(started)
     return choice.execution
 
 

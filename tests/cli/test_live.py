@@ -8,9 +8,10 @@ from rich.console import Console
 
 from codecl.cli import live
 from codecl.report.units import duration
-from codecl.runs.follow import Onlooker
+from codecl.runs.follow import Follower
 from codecl.runs.progress import progress
-from tests.runs.test_follow import facts_of, record
+from codecl.runs.reader import read_events
+from tests.runs.test_follow import record
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def test_all_that_is_drawn_fits(run, tmp_path, width):
     shutil.copytree(run, tmp_path / "runs" / "a-long-name-of-a-configuration-codec-ring4-123abc" / "seed-1")
     for agent in range(4):
         shutil.copytree(run, tmp_path / "runs" / "fleet" / "seed-1" / f"agent-{agent}")
-    texts = [drawn(Onlooker(path).look(), width) for path in (run, tmp_path / "runs", tmp_path / "runs/fleet/seed-1")]
-    now = progress(facts_of(run), 2)
+    texts = [drawn(Follower(path).look(), width) for path in (run, tmp_path / "runs", tmp_path / "runs/fleet/seed-1")]
+    now = progress(read_events(run), 2)
     for text in texts:
         assert max(map(len, text.splitlines())) <= width
         assert f"{now.acc:.2f}" in text
@@ -49,7 +50,7 @@ def test_all_that_is_drawn_fits(run, tmp_path, width):
 
 
 def test_of_many_tasks_the_last_are_drawn(run):
-    view = Onlooker(run).look()
+    view = Follower(run).look()
     seen = view.alone.parts[0]
     names = [f"n{number}" for number in range(40)]
     more = seen.progress._replace(opened=40, tasks=40, names=names, learned=[1.0] * 40, known=[1.0] * 40)

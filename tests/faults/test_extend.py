@@ -10,7 +10,7 @@ from codecl.data import store
 from codecl.errors import ConfigError, DataError
 from codecl.runs import extend
 from codecl.runs.config import preset, resolve
-from codecl.runs.record import read_config
+from codecl.runs.reader import read_config
 from tests.cli.test_cli import TINY, failed
 from tests.data.canonical import arrays
 from tests.faults.test_resume import numbers, same

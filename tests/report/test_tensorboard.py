@@ -1,6 +1,5 @@
 """TensorBoard: what is written, read back with TensorBoard's own reader."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from codecl import api
 from codecl.errors import DataError
 from codecl.report import tensorboard as board
+from codecl.runs.reader import read_run
+from codecl.train.events import EpochEnded, TaskOpened
 from tests import problems
 from tests.conftest import ROOT
 
@@ -45,11 +46,6 @@ def scalars(folder):
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def facts_of(folder, kind):
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [fact for fact in map(json.loads, lines) if fact["kind"] == kind]
-
-
 def same(ours, theirs):
     """Equal but for what time decides."""
     assert ours.keys() == theirs.keys()
@@ -61,15 +57,15 @@ def same(ours, theirs):
 def test_a_board_shows_what_was_recorded(recorded, tmp_path):
     board.write(recorded.folder, tmp_path)
     found, metrics = scalars(tmp_path), recorded.metrics
-    epochs = facts_of(recorded.folder, "epoch")
+    epochs = read_run(recorded.folder).of(EpochEnded)
     steps = metrics["timing"]["iterations"] // len(epochs)
     axis = [steps * (number + 1) for number in range(len(epochs))]  # over the whole run, not from each task's start
     assert [step for step, _ in found["loss/mean"]] == axis
     ends = axis[EPOCHS - 1 :: EPOCHS]
-    assert [value for _, value in found["consensus_error"]] == pytest.approx([e["consensus_error"] for e in epochs])
+    assert [value for _, value in found["consensus_error"]] == pytest.approx([e.consensus_error for e in epochs])
     for agent in range(4):
-        assert [v for _, v in found[f"loss_by_agent/{agent}"]] == pytest.approx([e["loss"][agent] for e in epochs])
-    assert [value for _, value in found["loss/mean"]] == pytest.approx([sum(e["loss"]) / 4 for e in epochs])
+        assert [v for _, v in found[f"loss_by_agent/{agent}"]] == pytest.approx([e.loss[agent] for e in epochs])
+    assert [value for _, value in found["loss/mean"]] == pytest.approx([sum(e.loss) / 4 for e in epochs])
     matrix = metrics["accuracy_matrix"]
     assert found["accuracy/1 t0"] == [(end, pytest.approx(row[0])) for end, row in zip(ends, matrix, strict=True)]
     assert found["accuracy/3 t2"] == [(ends[2], pytest.approx(matrix[2][2]))]
@@ -156,9 +152,11 @@ def test_of_tasks_that_stand_alone_each_own_model_counts(tmp_path):
 
 def test_what_is_not_there_or_not_finite_is_left_out(recorded, tmp_path):
     """Fields that some methods record, and losses that overflow."""
-    epoch = {**facts_of(recorded.folder, "epoch")[0], "mu_mean": 0.5, "mu_max": 2.0, "loss": [1.0, float("inf")]}
+    run = read_run(recorded.folder)
+    changes = {"mu_mean": 0.5, "mu_max": 2.0, "loss": [1.0, float("inf")]}
+    epoch = run.of(EpochEnded)[0].model_copy(update=changes)
     points = board.Points()
-    list(points.of(facts_of(recorded.folder, "task")[0]))
+    list(points.of(run.of(TaskOpened)[0]))
     found = {point.tag: point.value for point in points.of(epoch)}
     assert (found["mu/mean"], found["mu/max"]) == (0.5, 2.0)
     assert "disagreement" not in found
@@ -171,7 +169,7 @@ def test_what_is_not_there_or_not_finite_is_left_out(recorded, tmp_path):
 def test_damaged_events_are_named(recorded, tmp_path):
     shutil.copytree(recorded.folder, tmp_path / "run")
     (tmp_path / "run" / "events.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match="is damaged or of another version"):
+    with pytest.raises(DataError, match=r"events.jsonl is not a run's \(line 1 has no kind\)"):
         board.write(tmp_path / "run", tmp_path / "board")
 
 

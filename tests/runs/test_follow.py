@@ -1,4 +1,4 @@
-"""Following a run from its folder: the tail of a file, the fold over facts, the state, the command to go on."""
+"""Following a run from its folder: the tail of its events, the fold over them, the state, the command to go on."""
 
 import fcntl
 import json
@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,11 @@ from codecl.methods import METHODS
 from codecl.report.command import SAME, way_on
 from codecl.runs import config as presets
 from codecl.runs import follow, grid
-from codecl.runs.follow import Eye, Onlooker, find, state_of, together
-from codecl.runs.progress import ALONE, Progress, progress
-from codecl.runs.record import folder_of
-from codecl.runs.tail import Tail, look
+from codecl.runs.folder import folder_of
+from codecl.runs.follow import Follower, RunFolder, RunFollower, find, state_of, together
+from codecl.runs.progress import Progress, progress
+from codecl.runs.reader import EventTail, read_events, read_metrics
+from codecl.train.events import Agreed, EpochEnded, Evaluated, Grown, MemberChanged, RunStarted
 from tests import problems
 
 
@@ -36,73 +38,93 @@ def run(tmp_path_factory):
     return record(tmp_path_factory.mktemp("run"))
 
 
-def facts_of(folder):
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+def line(event):
+    return json.dumps(event.record()).encode() + b"\n"
 
 
-@given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=8), st.data())
-def test_a_tail_gives_every_line_once_however_the_file_grows(tmp_path_factory, lines, data):
-    path, whole = tmp_path_factory.mktemp("tail") / "file", b"".join(lines)
+SCORES = st.lists(st.floats(0, 100), max_size=3)
+
+
+@given(
+    st.lists(st.builds(Evaluated, task=st.integers(0, 9), accuracy=SCORES, seconds=st.just(1.0)), max_size=8), st.data()
+)
+def test_a_tail_gives_every_event_once_however_the_file_grows(tmp_path_factory, events, data):
+    folder, whole = tmp_path_factory.mktemp("tail"), b"".join(map(line, events))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
-    tail, read = Tail(), b""
+    tail, read = EventTail(folder), []
     for cut in (*cuts, len(whole)):
-        path.write_bytes(whole[:cut])
-        tail, new, anew = look(path, tail)
-        assert not anew
-        assert all(line.endswith(b"\n") for line in new)
-        read += b"".join(new)
-    assert read == whole
+        (folder / "events.jsonl").write_bytes(whole[:cut])
+        news = tail.read()
+        assert not news.restarted
+        read += news.events
+    assert read == events == read_events(folder)
 
 
 def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path):
-    path = tmp_path / "file"
-    assert look(path, Tail()) == (Tail(), [], False)  # not there yet
-    path.write_bytes(b"one\ntwo\nthree\n")
-    tail = look(path, Tail()).tail
-    path.write_bytes(b"one\ntwo\n")  # cut by a resume
-    assert look(path, tail) == (Tail(8, b"two\n"), [b"one\n", b"two\n"], True)
-    path.write_bytes(b"one\ntwo\n3\nand on\nand on\n")  # cut, and longer again before anyone looked
-    assert look(path, tail).lines[2:] == [b"3\n", b"and on\n", b"and on\n"]
+    path, tail = tmp_path / "events.jsonl", EventTail(tmp_path)
+    one, two, three, four = (Evaluated(task=task, accuracy=[1.0], seconds=1.0) for task in range(4))
+    assert tail.read() == ([], False)  # not there yet
+    path.write_bytes(line(one) + line(two) + line(three))
+    assert tail.read() == ([one, two, three], False)
+    path.write_bytes(line(one) + line(two))  # cut by a resume
+    assert tail.read() == ([one, two], True)
+    path.write_bytes(line(one) + line(four) + line(three) + line(three))  # cut, and longer again before anyone looked
+    assert tail.read() == ([one, four, three, three], True)
     path.unlink()
-    assert look(path, tail) == (Tail(), [], True)
+    assert tail.read() == ([], True)
+    assert tail.read() == ([], False)
 
 
 def test_progress_is_what_the_metrics_say_in_the_end(run):
-    now, metrics = progress(facts_of(run), 2), json.loads((run / "metrics.json").read_text())
+    now, metrics = progress(read_events(run), 2), read_metrics(run)
     assert now.ended == "complete"
-    assert now.acc == metrics["acc"]
-    assert (now.cc, now.cc_by_task) == (metrics["traffic"]["cc"], metrics["traffic"]["cc_by_task"])
-    assert now.sent == metrics["traffic"]["train_bytes"] + metrics["traffic"]["boundary_bytes"]
-    assert now.steps == now.all_steps == metrics["timing"]["iterations"]
-    assert (now.opened, now.closed, now.tasks, now.epoch) == (3, 3, 3, 2)
+    assert now.acc == metrics.acc
+    assert (now.cc, now.cc_by_task) == (metrics.traffic.cc, metrics.traffic.cc_by_task)
+    assert now.sent == metrics.traffic.train_bytes + metrics.traffic.boundary_bytes
+    assert now.steps == now.all_steps == metrics.timing.iterations
+    assert (now.opened, len(now.learned), now.tasks, now.epoch) == (3, 3, 3, 2)
     assert now.left_s == 0
-    assert now.apart == metrics["consensus_error_by_task"][-1]
-    assert now.learned == [row[task] for task, row in enumerate(metrics["accuracy_matrix"])]
-    assert now.known == metrics["accuracy_matrix"][-1]
+    assert now.apart == metrics.consensus_error_by_task[-1]
+    assert now.learned == [row[task] for task, row in enumerate(metrics.accuracy_matrix)]
+    assert now.known == metrics.accuracy_matrix[-1]
 
 
-def test_progress_at_every_fact_goes_forward(run):
-    facts = facts_of(run)
-    stages = [progress(facts[:count], 2) for count in range(len(facts) + 1)]
-    assert stages[0] == Progress({}, epochs=2)
+def test_progress_at_every_event_goes_forward(run):
+    events = read_events(run)
+    stages = [progress(events[:count], 2) for count in range(len(events) + 1)]
+    assert stages[0] == Progress(epochs=2)
     assert [now.steps for now in stages] == sorted(now.steps for now in stages)
     position = next(now for now in stages if now.opened == 2 and now.epoch == 1)
-    assert (position.phase, position.closed, position.all_steps, position.ended) == (
-        "training",
-        1,
-        stages[-1].steps,
-        None,
-    )
+    assert (position.phase, len(position.learned), position.ended) == ("training", 1, None)
+    assert position.all_steps == stages[-1].steps
     assert position.left_s == pytest.approx(
         (position.all_steps - position.steps) / position.steps_a_second
-        + 2 * sum(fact["seconds"] for fact in facts if fact["kind"] in ("grow", "eval") and fact["task"] == 0)
+        + 2 * sum(event.seconds for event in events if isinstance(event, Grown | Evaluated) and event.task == 0)
     )
     assert len(position.losses) == 3
     assert position.names == ["t0", "t1"]
 
 
-def test_methods_whose_tasks_stand_alone():
-    assert {name for name, method in METHODS.items() if method.each_task_alone} == ALONE
+class Alone(METHODS["dpsgd"]):
+    """A user's own method whose tasks do not follow each other."""
+
+    each_task_alone: ClassVar[bool] = True
+
+
+def test_of_a_users_own_method_with_tasks_alone_each_own_model_counts(tmp_path):
+    folder = record(tmp_path, method={"name": f"{__name__}:Alone"}, train={"lr": 0.1})
+    now, metrics = RunFollower(folder).look().progress, read_metrics(folder)
+    own = [row[task] for task, row in enumerate(metrics.accuracy_matrix)]
+    assert now.about.each_task_alone
+    assert now.acc == metrics.acc == pytest.approx(sum(own) / len(own))
+    assert metrics.acc != pytest.approx(sum(metrics.accuracy_matrix[-1]) / len(own))
+    assert metrics.bwt is None
+
+
+ABOUT = RunStarted(
+    **{"benchmark": "b", "method": "codec", "agents": 1, "topology": "ring", "seed": 0, "tasks": 1, "edges": []},
+    **{"contraction": 0.0, "digest": "", "execution": "loop"},
+)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +141,15 @@ def test_methods_whose_tasks_stand_alone():
     ],
 )
 def test_the_state_of_a_run(ended, written, left, silent_s, state):
-    now = Progress({"method": "codec"}, ended=ended, longest_s=2.0)
+    now = Progress(ABOUT, ended=ended, longest_s=2.0)
     assert state_of(now, written, left, silent_s) == state
 
 
 def test_who_has_long_epochs_may_be_silent_for_longer():
-    now = Progress({"method": "codec"}, longest_s=100.0)
+    now = Progress(ABOUT, longest_s=100.0)
     assert state_of(now, False, False, 299) == "silent"
     assert state_of(now, False, False, 301) == "stopped"
-    assert state_of(Progress({}), True, False, 0) == "starting"
+    assert state_of(Progress(), True, False, 0) == "starting"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="locks cannot be seen here")
@@ -172,34 +194,34 @@ class Writing:
 
 def test_a_run_is_followed_to_its_end(run, tmp_path):
     writing = Writing(run, tmp_path / "seed-3")
-    eye, lock = Eye(writing.folder), files.lock(writing.folder)
-    assert eye.look().state == "starting"
+    follower, lock = RunFollower(writing.folder), files.lock(writing.folder)
+    assert follower.look().state == "starting"
     writing.until("task", 0)
-    assert eye.look().progress.phase == "training"
+    assert follower.look().progress.phase == "training"
     writing.append('{"kind": "epo')
-    assert eye.look().progress.phase == "training"  # half a line waits
+    assert follower.look().progress.phase == "training"  # half a line waits
     (writing.folder / "events.jsonl").write_text("".join(writing.lines[: writing.at]))
     writing.until("eval", 1)
-    seen = eye.look()
-    assert [end.closed for end in seen.new] == [1, 2]  # both task ends are told, though nobody looked in between
+    seen = follower.look()
+    assert [len(end.learned) for end in seen.new] == [1, 2]  # both task ends are told, though nobody looked in between
     assert seen.state == "under way"
     writing.until("end")
-    assert eye.look().state == "under way"  # its metrics are not there yet
+    assert follower.look().state == "under way"  # its metrics are not there yet
     writing.close()
     os.close(lock)
-    assert eye.look().state == "complete"
+    assert follower.look().state == "complete"
 
 
 def test_a_process_that_is_gone_is_noticed_at_once(run, tmp_path):
     writing = Writing(run, tmp_path / "seed-3")
-    eye, lock = Eye(writing.folder), files.lock(writing.folder)
+    follower, lock = RunFollower(writing.folder), files.lock(writing.folder)
     writing.until("eval", 0)
-    assert eye.look().state == "under way"
+    assert follower.look().state == "under way"
     os.close(lock)
-    assert eye.look().state == "stopped"
-    assert Eye(writing.folder).look().state == "under way"  # who came later cannot know yet
+    assert follower.look().state == "stopped"
+    assert RunFollower(writing.folder).look().state == "under way"  # who came later cannot know yet
     lock = files.lock(writing.folder)  # the run goes on
-    assert eye.look().state == "under way"
+    assert follower.look().state == "under way"
     os.close(lock)
 
 
@@ -209,7 +231,7 @@ def test_watching_writes_nothing_and_takes_no_lock(run):
 
     before = state()
     lock = files.lock(run)
-    view = Onlooker(run).look()
+    view = Follower(run).look()
     os.close(lock)
     assert state() == before
     assert view.alone.state == "complete"
@@ -219,8 +241,8 @@ def test_damaged_events_are_named(run, tmp_path):
     writing = Writing(run, tmp_path / "seed-3")
     for line in ("not JSON\n", "[1, 2]\n", '{"kind": "run"}\n', '{"time": 1}\n'):
         (writing.folder / "events.jsonl").write_text(line)
-        with pytest.raises(DataError, match="damaged or of another version"):
-            Eye(writing.folder).look()
+        with pytest.raises(DataError, match=r"events.jsonl is (broken at line 1|not a run's \(line 1 has no kind)"):
+            RunFollower(writing.folder).look()
 
 
 def test_what_is_found_at_a_path(run, tmp_path):
@@ -232,7 +254,7 @@ def test_what_is_found_at_a_path(run, tmp_path):
     assert [path.name for path in fleet.agents] == ["agent-9", "agent-10"]
     assert [place.folder.name for place in seeds] == ["seed-1", "seed-2", "seed-10"]
     assert find(tmp_path / "a" / "seed-0") == [fleet]
-    assert find(tmp_path / "a" / "seed-0" / "agent-9") == [follow.Place(tmp_path / "a" / "seed-0" / "agent-9")]
+    assert find(tmp_path / "a" / "seed-0" / "agent-9") == [RunFolder(tmp_path / "a" / "seed-0" / "agent-9")]
     assert find(tmp_path / "c") == find(tmp_path / "nowhere") == []
 
 
@@ -247,44 +269,42 @@ def test_a_folder_of_runs_ends_with_the_last_and_tells_of_those_that_were_under_
     monkeypatch.setattr(follow, "LINGER_S", 0.0)
     Writing(run, tmp_path / "old" / "seed-1").until("eval", 0)
     os.utime(tmp_path / "old" / "seed-1" / "events.jsonl", (0, 0))
-    view = Onlooker(tmp_path).look()
+    view = Follower(tmp_path).look()
     assert (view.over, view.exit_code, view.runs[0].state) == (True, 0, "stopped")  # long ago: not our concern
-    onlooker, writing = Onlooker(tmp_path), Writing(run, tmp_path / "new" / "seed-2")
+    follower, writing = Follower(tmp_path), Writing(run, tmp_path / "new" / "seed-2")
     writing.until("eval", 0)
-    assert not onlooker.look().over
+    assert not follower.look().over
     writing.close()
-    view = onlooker.look()
+    view = follower.look()
     assert (view.over, view.exit_code) == (True, 0)
     Writing(run, tmp_path / "third" / "seed-2").until("eval", 0)
     lock = files.lock(tmp_path / "third" / "seed-2")
-    assert not onlooker.look().over
+    assert not follower.look().over
     os.close(lock)
-    view = onlooker.look()
+    view = follower.look()
     assert (view.over, view.exit_code) == (True, 1)
 
 
-def peer_facts(facts, changes):
-    """Facts as a peer records them."""
+def peer_events(events, changes):
+    """Events as a peer records them."""
     out = []
-    for fact in facts:
-        fact = dict(fact)
-        if fact["kind"] == "run":
-            fact |= {"agent": 1, "exchange": "peers", "fleet": "f"}
-        if fact["kind"] in ("epoch", "agree"):
-            fact["disagreement"] = fact.pop("consensus_error")
-            fact["missed"] = {"2": [[3, 5], [7, 7]]}
-        out.append(fact)
-    return [*out[:-1], *({"kind": "member", "time": out[-1]["time"], "task": 1, **change} for change in changes)]
+    for event in events[:-1]:
+        if isinstance(event, RunStarted):
+            event = event.model_copy(update={"agent": 1, "exchange": "peers", "fleet": "f"})
+        if isinstance(event, EpochEnded | Agreed):
+            apart = {"disagreement": event.consensus_error, "consensus_error": None}
+            event = event.model_copy(update={**apart, "missed": {"2": [(3, 5), (7, 7)]}})
+        out.append(event)
+    return [*out, *(MemberChanged(task=1, agent=agent, state=state) for state, agent in changes)]
 
 
 def test_a_peer_knows_who_is_away(run):
     changes = [("connected", 0), ("connected", 2), ("lost", 0), ("disconnected", 2), ("dead", 2), ("linked", 3)]
-    facts = peer_facts(facts_of(run), [{"state": state, "agent": agent} for state, agent in changes])
-    now = progress(facts, 2)
-    assert (now.away, now.missed, now.note) == ([0, 2], 6 * 4, "linked 3")
-    assert now.apart == [fact for fact in facts_of(run) if fact["kind"] == "epoch"][-1]["consensus_error"]
-    back = [*facts, {"kind": "member", "time": 0, "agent": 2, "state": "alive"}]
-    assert progress(back, 2).away == [0]
+    events = peer_events(read_events(run), changes)
+    now = progress(events, 2)
+    assert (now.away, now.missed) == ([0, 2], 6 * 4)
+    assert now.apart == [event for event in read_events(run) if isinstance(event, EpochEnded)][-1].consensus_error
+    assert progress([*events, MemberChanged(agent=2, state="alive")], 2).away == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""Metrics from facts, by hand."""
+"""Metrics from events, by hand."""
 
 import pytest
 
 from codecl.runs.metrics import acc, bwt, metrics
+from codecl.runs.schema import Labels
+from codecl.train.events import Flooded, Grown, Recorded, TaskOpened, of_type
 from codecl.train.loop import train
 from tests.problems import build, config, convolutional, perceptron, tasks
 
-LABELS = {"benchmark": "b", "method": "m", "agents": 2, "topology": "ring", "seed": 0, "tasks": 3}
+LABELS = Labels(benchmark="b", method="m", agents=2, topology="ring", seed=0, tasks=3)
 
 
 def test_acc_and_bwt_as_the_paper_defines_them():
@@ -17,8 +19,8 @@ def test_acc_and_bwt_as_the_paper_defines_them():
     assert (acc([]), bwt(rows[:1])) == (None, None)
 
 
-def facts_of(setup, state):
-    return [event.record() for event in train(setup, state) if event.kind != "step"]
+def events_of(setup, state):
+    return [event.stamped() for event in train(setup, state) if isinstance(event, Recorded)]
 
 
 @pytest.mark.parametrize(("graph", "agents", "edges"), [("ring", 4, 4), ("torus", 6, 18), ("complete", 3, 6)])
@@ -27,15 +29,15 @@ def test_bytes_by_hand(graph, agents, edges, dtype):
     """Every directed edge once a round, from the size of what leaves; the flood N - 1 times along the tree."""
     settings = config(agents=agents, topology=graph, dtype=dtype)
     setup, state = build(perceptron(), tasks(), settings)
-    facts = facts_of(setup, state)
-    out = metrics(facts, LABELS, "complete", 1.0)
+    events = events_of(setup, state)
+    out = metrics(events, LABELS, "complete", 1.0)
     item = {"float32": 4, "float64": 8}[dtype]
     whole = 10 * 73 + 8 * 11 + 3 * 9  # two layers and the live head, biases included
     steps = 2 * (48 // agents // 4)
     sent = full = boundary = 0
-    frees = [*out["free_by_task"], None]
+    frees = [*out.free_by_task, None]
     assert frees[0] == {"1": 73, "3": 11}
-    grown = [f for f in facts if f["kind"] == "flood"]
+    grown = of_type(events, Flooded)
     for task, free in enumerate(frees[:3]):
         coords = 10 * free["1"] + 8 * free["3"] + 27
         sent += steps * edges * coords * item
@@ -44,26 +46,26 @@ def test_bytes_by_hand(graph, agents, edges, dtype):
         after = frees[task + 1]
         if after:
             basis = 73 * after["1"] + 11 * after["3"]
-            assert grown[task]["bytes"] == (agents - 1) * (whole + basis) * item
-        boundary += grown[task]["bytes"]
-    traffic = out["traffic"]
-    assert (traffic["train_bytes"], traffic["boundary_bytes"], traffic["full_bytes"]) == (sent, boundary, full)
-    assert traffic["cc"] == pytest.approx(full / (sent + boundary))
+            assert grown[task].bytes == (agents - 1) * (whole + basis) * item
+        boundary += grown[task].bytes
+    traffic = out.traffic
+    assert (traffic.train_bytes, traffic.boundary_bytes, traffic.full_bytes) == (sent, boundary, full)
+    assert traffic.cc == pytest.approx(full / (sent + boundary))
     heads = 3 * 27  # the authors count every head in every message
     body = [10 * free["1"] + 8 * free["3"] for free in frees[:3]]
-    assert traffic["cc_reference"] == pytest.approx(3 * (whole - 27 + heads) / sum(b + heads for b in body))
-    assert traffic["cc_by_task"] == pytest.approx([whole / (b + 27) for b in body])
+    assert traffic.cc_reference == pytest.approx(3 * (whole - 27 + heads) / sum(b + heads for b in body))
+    assert traffic.cc_by_task == pytest.approx([whole / (b + 27) for b in body])
     assert frees[2]["1"] < frees[1]["1"] < 73
 
 
 def test_what_is_pooled_is_counted():
     """`all`: each agent but the chosen one sends one packed triangle and one energy a layer and group, in float64."""
     setup, state = build(convolutional(), tasks(2), config(growth={"subspace_from": "all"}))
-    facts = facts_of(setup, state)
-    grow = [fact for fact in facts if fact["kind"] == "grow"]
+    events = events_of(setup, state)
+    grow = of_type(events, Grown)
     sides = [19, 19, 19, 55]  # 2·9+1; two groups of 2·9+1; 54+1
-    assert grow[0]["bytes"] == 3 * 8 * sum(n * (n + 1) // 2 + 1 for n in sides)
-    assert 0 < grow[1]["bytes"] < grow[0]["bytes"]
+    assert grow[0].bytes == 3 * 8 * sum(n * (n + 1) // 2 + 1 for n in sides)
+    assert 0 < grow[1].bytes < grow[0].bytes
 
 
 def test_norms_and_all_heads_are_in_the_reference_accounting():
@@ -71,30 +73,30 @@ def test_norms_and_all_heads_are_in_the_reference_accounting():
 
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, 3))
     setup, state = build(module, tasks(2), config())
-    opened = [fact for fact in facts_of(setup, state) if fact["kind"] == "task"]
+    opened = of_type(events_of(setup, state), TaskOpened)
     body, head, norm = 360, 18, 10
-    assert [fact["full"] for fact in opened] == [body + head + norm, body + head]  # norms train in the first task
-    assert [fact["full"] + fact["reference_extra"] for fact in opened] == [body + 2 * head + norm] * 2
+    assert [event.full for event in opened] == [body + head + norm, body + head]  # norms train in the first task
+    assert [event.full + event.reference_extra for event in opened] == [body + 2 * head + norm] * 2
 
 
 def test_one_agent_alone_sends_nothing():
     setup, state = build(perceptron(), tasks(2), config(agents=1))
-    out = metrics(facts_of(setup, state), {**LABELS, "tasks": 2}, "complete", 1.0)
-    assert out["traffic"]["cc"] is None
-    assert out["traffic"]["train_bytes"] == out["traffic"]["boundary_bytes"] == 0
-    assert out["consensus_error_by_task"] == [0, 0]
-    assert out["acc"] > 50
+    out = metrics(events_of(setup, state), LABELS.model_copy(update={"tasks": 2}), "complete", 1.0)
+    assert out.traffic.cc is None
+    assert out.traffic.train_bytes == out.traffic.boundary_bytes == 0
+    assert out.consensus_error_by_task == [0, 0]
+    assert out.acc > 50
 
 
 def test_the_shape_of_metrics():
     setup, state = build(perceptron(), tasks(), config())
-    out = metrics(facts_of(setup, state), LABELS, "complete", 2.0)
-    assert out["schema"] == 2
-    assert [row.count(None) for row in out["accuracy_matrix"]] == [2, 1, 0]
-    assert out["timing"]["iterations"] == 18
-    assert len(out["consensus_error_by_task"]) == len(out["free_by_task"]) == 3
-    assert all(error > 0 for error in out["consensus_error_by_task"])
-    partial = metrics(facts_of(setup, state)[:5], LABELS, "partial", 2.0)
-    assert partial["status"] == "partial"
-    assert partial["accuracy_matrix"] == []
-    assert partial["acc"] is None
+    out = metrics(events_of(setup, state), LABELS, "complete", 2.0)
+    assert out.dump()["schema"] == 2
+    assert [row.count(None) for row in out.accuracy_matrix] == [2, 1, 0]
+    assert out.timing.iterations == 18
+    assert len(out.consensus_error_by_task) == len(out.free_by_task) == 3
+    assert all(error > 0 for error in out.consensus_error_by_task)
+    partial = metrics(events_of(setup, state)[:5], LABELS, "partial", 2.0)
+    assert partial.status == "partial"
+    assert partial.accuracy_matrix == []
+    assert partial.acc is None

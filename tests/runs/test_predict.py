@@ -13,6 +13,7 @@ from codecl.data import embedded
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
 from codecl.runs.predict import predict
+from codecl.runs.reader import read_tasks
 from tests.cli.test_cli import failed
 from tests.space.test_norms import normed
 
@@ -143,10 +144,8 @@ def test_what_cannot_be_predicted_is_said_in_one_line(trained, tmp_path):
 
 def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
     result, files = trained
-    tasks = json.loads((result.folder / "model" / "tasks.json").read_text())["tasks"]
-    monkeypatch.setattr(
-        "codecl.runs.predict.record.read_tasks", lambda folder: [{**task, "name": "same"} for task in tasks]
-    )
+    tasks = [task.model_copy(update={"name": "same"}) for task in read_tasks(result.folder)]
+    monkeypatch.setattr("codecl.runs.predict.read_tasks", lambda folder: tasks)
     with pytest.raises(ConfigError, match=r"'same' is the name of tasks 1 and 2 of .*; give the number"):
         predict(result.folder, "same", files["digits"][:1])
     assert predict(result.folder, "1", files["digits"][:1])
@@ -156,9 +155,8 @@ def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
 
 def test_floating_data_is_no_pictures(trained, tmp_path, monkeypatch):
     result, files = trained
-    tasks = json.loads((result.folder / "model" / "tasks.json").read_text())["tasks"]
-    changed = [{**task, "stored": "float32"} for task in tasks]
-    monkeypatch.setattr("codecl.runs.predict.record.read_tasks", lambda folder: changed)
+    tasks = [task.model_copy(update={"stored": "float32"}) for task in read_tasks(result.folder)]
+    monkeypatch.setattr("codecl.runs.predict.read_tasks", lambda folder: tasks)
     with pytest.raises(ConfigError, match=r"'digits' was not trained on pictures; use codecl.load"):
         predict(result.folder, "1", files["digits"][:1])
 

@@ -1,15 +1,13 @@
 """What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere, nothing when quiet."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Column
 
 from codecl.report.units import size
 from codecl.runs.config import RunConfig
@@ -119,43 +117,3 @@ def boarding(board: Path | None, run: Path, watch: Watch) -> Iterator[Watch]:
             drawn(event)
 
         yield both
-
-
-@contextmanager
-def fleet_of(console: Console) -> Iterator[Callable[[Sequence[Any]], None]]:
-    """Hands out what shows the agents of a fleet: a table that stays in its place, or a line whenever one changes."""
-    if console.is_terminal:
-        with Live(console=console, auto_refresh=False) as live:
-            yield lambda seen: live.update(_agents(seen), refresh=True)
-        return
-    before: dict[int, tuple[Any, ...]] = {}
-    last: list[Sequence[Any]] = [()]
-
-    def lines(seen: Sequence[Any]) -> None:
-        last[0] = seen
-        for one in seen:
-            mark = one.state, one.task, one.note
-            if before.get(one.agent) != mark:
-                before[one.agent] = mark
-                task = "" if one.task is None else f", task {one.task + 1}"
-                note = f", {one.note}" if one.note else ""
-                console.print(f"agent {one.agent}: {one.state}{task}{note}", markup=False, highlight=False)
-
-    yield lines
-    console.print(_agents(last[0]))
-
-
-def _agents(seen: Sequence[Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("agent", "state", "task", "epoch", "loss", "ACC so far", "missed", "last change"):
-        table.add_column(column, justify="left" if column in ("state", "last change") else "right", no_wrap=True)
-    for one in seen:
-        numbers = (
-            "-" if one.task is None else str(one.task + 1),
-            "-" if one.epoch is None else str(one.epoch),
-            "-" if one.loss is None else f"{one.loss:.3f}",
-            "-" if one.accuracy is None else f"{one.accuracy:.2f}",
-            str(one.missed),
-        )
-        table.add_row(str(one.agent), one.state, *numbers, one.note)
-    return table

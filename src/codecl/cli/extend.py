@@ -22,12 +22,13 @@ def extend(
     """Learn one more task after those of a finished run, which stays as it is."""
     from codecl.exchange.cluster.ranks import joined
     from codecl.runs import build as assemble
-    from codecl.runs import extend, record
+    from codecl.runs import extend
     from codecl.runs.predict import one_run
+    from codecl.runs.reader import read_config
 
     with joined(exchange, assemble.device_of(device)) as here:
         folder = one_run(run)
-        config = extend.extended(record.read_config(folder), task)
+        config = extend.extended(read_config(folder), task)
         place = out if out is not None else folder.resolve().parents[1]
         console = quietly(console_for(as_json), here)
         done = [one(config, How(place, device, here.name, quiet, console, after=folder))]

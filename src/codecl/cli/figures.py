@@ -75,7 +75,7 @@ def _draw(preset: str, wanted: dict[str, list["RunConfig"]], runs: Path, out: Pa
     from codecl.report.paper_figures import paper_figures
     from codecl.report.pictures import write
     from codecl.runs.config import preset as known
-    from codecl.runs.record import folder_of
+    from codecl.runs.folder import folder_of
 
     written: list[Path] = []
     for name, draw in paper_figures(known(preset).paper).items():

@@ -11,13 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from codecl.report.units import duration, size
-from codecl.runs.follow import Group as Run
-from codecl.runs.follow import Seen, State, View
+from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
 from codecl.runs.progress import Progress
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 40  # epochs in a sparkline
-TONES: dict[State, str] = {
+TONES: dict[Liveness, str] = {
     "starting": "cyan",
     "under way": "cyan",
     "silent": "yellow",
@@ -47,18 +46,18 @@ def about(now: Progress) -> str:
     """`quickstart: codec, 4 agents on ring, seed 1`"""
     if not now.about:
         return "starting"
-    words = "{benchmark}: {method}, {agents} agents on {topology}, seed {seed}"
-    return words.format_map(now.about)
+    run = now.about
+    return f"{run.benchmark}: {run.method}, {run.agents} agents on {run.topology}, seed {run.seed}"
 
 
-def left(seen: Seen) -> str:
+def left(seen: Snapshot) -> str:
     """How long it will still take."""
     if seen.progress.left_s is None or seen.state != "under way":
         return ""
     return f"{duration(max(0.0, seen.progress.left_s - seen.silent_s))} left"
 
 
-def line(seen: Seen) -> str:
+def line(seen: Snapshot) -> str:
     """A run's progress in one line."""
     now = seen.progress
     parts = [
@@ -74,7 +73,7 @@ def line(seen: Seen) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def drawn(view: View, width: int, height: int) -> RenderableType:
+def drawn(view: FollowerView, width: int, height: int) -> RenderableType:
     """All that is watched, for a terminal of this size."""
     run = view.alone
     if run is None:
@@ -82,7 +81,7 @@ def drawn(view: View, width: int, height: int) -> RenderableType:
     return fleet(run, width) if run.place.agents else one(run.parts[0], width, height)
 
 
-def names(view: View) -> dict[Path, str]:
+def names(view: FollowerView) -> dict[Path, str]:
     """What the folders that are followed are called: nothing, where there is but one."""
     parts = {seen.folder: run for run in view.runs for seen in run.parts}
     if view.alone:
@@ -94,7 +93,7 @@ def _agent(folder: Path) -> str:
     return folder.name.removeprefix("agent-")
 
 
-def one(seen: Seen, width: int, height: int) -> RenderableType:
+def one(seen: Snapshot, width: int, height: int) -> RenderableType:
     """A run: how far it is, what it has learned, what it has sent."""
     now = seen.progress
     head = Table.grid(expand=True, padding=(0, 1))
@@ -106,7 +105,7 @@ def one(seen: Seen, width: int, height: int) -> RenderableType:
     return Group(head, _bar(now), Text(), *tasks, _lines(seen, width))
 
 
-def state(seen: Seen) -> Text:
+def state(seen: Snapshot) -> Text:
     """The state of a run, and since when where that tells something."""
     silent = f" for {duration(seen.silent_s)}" if seen.state == "silent" else ""
     return Text(seen.state + silent, TONES[seen.state])
@@ -147,14 +146,14 @@ def _doing(now: Progress) -> str:
     return f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" else now.phase
 
 
-def _lines(seen: Seen, width: int) -> Table:
+def _lines(seen: Snapshot, width: int) -> Table:
     now = seen.progress
     spread = f" ({min(now.loss):.3f} to {max(now.loss):.3f} by agent)" if len(now.loss) > 1 else ""
     loss = f"{sparkline(now.losses, max(8, min(SPARK, width - 54)))} {now.losses[-1]:.3f}{spread}" if now.losses else ""
     speed = f"{now.steps_a_second:.3g} a second" if now.steps_a_second and seen.state == "under way" else ""
     steps = ", ".join(part for part in (f"{now.steps} of {now.all_steps}", speed, left(seen)) if part)
     so_far = "" if now.ended else " so far"
-    error = "disagreement" if "fleet" in now.about else "consensus error"
+    error = "disagreement" if now.about and now.about.fleet else "consensus error"
     rows = {
         "steps": steps if now.all_steps else "",
         "loss": loss,
@@ -174,7 +173,7 @@ def _lines(seen: Seen, width: int) -> Table:
     return grid
 
 
-def fleet(run: Run, width: int) -> RenderableType:
+def fleet(run: RunSnapshot, width: int) -> RenderableType:
     """Agents that are peers, a row each."""
     first = furthest(run.parts)
     head = Text(about(first), "bold") + Text(f"  {run.state}", TONES[run.state])
@@ -194,16 +193,16 @@ def fleet(run: Run, width: int) -> RenderableType:
             "last sign": f"{duration(one.silent_s)} ago",
         }
         _row(table, cells)
-    sent, expected = sum(one.progress.sent for one in run.parts), first.about.get("agents", 0)
+    sent, expected = sum(one.progress.sent for one in run.parts), first.about.agents if first.about else 0
     here = "" if expected <= len(run.parts) else f"{len(run.parts)} of {expected} agents are recorded here; "
     return Group(head, table, Text(f"{here}sent {size(sent)}, CC {number(first.cc)} so far", "dim"))
 
 
-def furthest(parts: Sequence[Seen]) -> Progress:
+def furthest(parts: Sequence[Snapshot]) -> Progress:
     return max((one.progress for one in parts), key=lambda now: (bool(now.about), now.steps))
 
 
-def many(view: View, width: int) -> RenderableType:
+def many(view: FollowerView, width: int) -> RenderableType:
     """A row a run."""
     columns = ["run", "state", "task", "loss", "ACC", "CC", "sent", "left"]
     table = _table(columns, left_out=("loss", "sent", "CC") if width < NARROW else ())

@@ -65,7 +65,7 @@ def local(
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
 ) -> None:
     """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
-    from codecl.cli.display import fleet_of
+    from codecl.cli.watch import showing
     from codecl.peers import local as fleets
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
@@ -74,7 +74,7 @@ def local(
         f"{config.preset}: {config.method.name}, {config.agents} peers on {config.topology.name}, seed {config.seed}"
     )
     console.print(about, markup=False, highlight=False)
-    with fleet_of(console) as show:
+    with showing(console) as show:
         ended = fleets.run(config, _peers(deadline, silence), out, again, show)
     console.print(f"recorded in {ended.folder}", style="dim", highlight=False, soft_wrap=True)
     worst = [code for code in ended.codes if code not in (0, DEGRADED)]
@@ -99,10 +99,10 @@ def agent(
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     taken = peer.take_part(fleet.read(file), out, again)
-    found = taken.metrics
-    accuracy = "-" if found["acc"] is None else f"{found['acc']:.2f}"
-    typer.echo(f"agent {found['agent']}: {found['status']}, ACC {accuracy}, {taken.folder}")
-    if found["status"] == "degraded":
+    metrics = taken.metrics
+    accuracy = "-" if metrics.acc is None else f"{metrics.acc:.2f}"
+    typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {accuracy}, {taken.folder}")
+    if metrics.status == "degraded":
         raise typer.Exit(DEGRADED)
 
 

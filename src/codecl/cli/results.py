@@ -19,20 +19,18 @@ def table(
 ) -> None:
     """Results of recorded runs: mean ± std over seeds, a row a configuration."""
     from codecl.report import formats
-    from codecl.report.fleets import together
     from codecl.report.table import sheet
-    from codecl.runs import record
+    from codecl.runs.reader import Run, as_fleets, find_runs, read_metrics
 
     if as_json and (paper or form is not None):
         raise ConfigError("--json: gives the metrics as they are; leave out --paper and --format, or take --format csv")
     if form is not None and form not in formats.FORMATS:
         raise ConfigError(f"--format: {form!r} is not one of {', '.join(formats.FORMATS)}")
-    found = [(folder, record.read_metrics(folder)) for folder in record.find_runs(runs)]
-    found = found if as_json else together(found)
+    found = [Run(folder, read_metrics(folder)) for folder in find_runs(runs)]
     if as_json:
-        print(json.dumps([{"folder": str(folder), **run} for folder, run in found], indent=1))
+        print(json.dumps([{"folder": str(run.folder), **run.metrics.dump()} for run in found], indent=1))
         return
-    shown = sheet(found, paper)
+    shown = sheet([(run.folder, run.metrics.dump()) for run in as_fleets(found)], paper)
     if form in formats.PLAIN:
         print(formats.PLAIN[form](shown), end="")
     else:

@@ -98,17 +98,18 @@ def refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool = 
     """What can be refused is refused before anything runs."""
     from codecl.exchange import topology as topologies
     from codecl.runs import build as assemble
-    from codecl.runs import record
+    from codecl.runs.folder import folder_of
+    from codecl.runs.reader import recorded
 
     for config in configs:
         here.check(config.agents)
         if resume and here.is_main:
-            _check_begun(record.folder_of(config, out), again)
+            _check_begun(folder_of(config, out), again)
     if len(configs) == 1:
         return
     for config in configs:
         topologies.build(config.topology, config.agents, config.seed)
-        record.recorded(record.folder_of(config, out), config)
+        recorded(folder_of(config, out), config)
     for config in {config.digest(): config for config in configs}.values():
         assemble.check(config)
 
@@ -203,7 +204,7 @@ def one(config: "RunConfig", how: How) -> "Result":
 
 
 def _folder(config: "RunConfig", out: Path) -> Path:
-    from codecl.runs.record import folder_of
+    from codecl.runs.folder import folder_of
 
     return folder_of(config, out)
 
@@ -220,14 +221,14 @@ def _announce(console: "Console", config: "RunConfig", number: int, count: int) 
 def _show(console: "Console", done: list["Result"]) -> None:
     """Tables of what was run just now."""
     from codecl.report.table import forgetting, in_words, results
-    from codecl.runs import record
+    from codecl.runs.reader import read_tasks
 
     if not done:
         return
     seeds = {result.metrics["seed"] for result in done}
     alike = {(result.metrics["agents"], result.metrics["topology"]) for result in done}
     if len(seeds) == 1 and len(alike) == 1 and len(done) <= 4:
-        names = record.task_names(done[0].folder)
+        names = [task.name for task in read_tasks(done[0].folder)]
         console.print()
         console.print(forgetting([(result.metrics["method"], result.metrics) for result in done], names))
     console.print()

@@ -14,9 +14,9 @@ from codecl.errors import DataError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from codecl.runs.follow import Onlooker, View
+    from codecl.runs.follow import Follower, FollowerView
 
-    Show = Callable[[View], None]
+    Show = Callable[[FollowerView], None]
 
 EVERY_S = 0.5
 LINES_S = 5.0
@@ -32,16 +32,16 @@ def watch(
     """Follow a run that is under way, here or in another process, from its folder alone, until it ends.
 
     Exit codes: 0 complete, 4 degraded, 1 stopped. Ctrl-C ends the watching, not the run."""
-    from codecl.runs.follow import Onlooker
+    from codecl.runs.follow import Follower
 
-    console, onlooker = console_for(False), Onlooker(run, patience)
-    _wait(onlooker)
-    with _showing(console, once) as show:
-        view = onlooker.look()
+    console, follower = console_for(False), Follower(run, patience)
+    _wait(follower)
+    with showing(console, once) as show:
+        view = follower.look()
         show(view)
         while not once and not view.over:
             time.sleep(EVERY_S)
-            view = onlooker.look()
+            view = follower.look()
             show(view)
     if view.alone and view.alone.state == "stopped":
         from codecl.report.command import way_on
@@ -51,20 +51,20 @@ def watch(
         raise typer.Exit(view.exit_code)
 
 
-def _wait(onlooker: "Onlooker") -> None:
+def _wait(follower: "Follower") -> None:
     """Until something is recorded there."""
-    patience = onlooker.patience
+    patience = follower.patience
     deadline = time.monotonic() + patience
-    while not onlooker.there():
+    while not follower.there():
         if time.monotonic() >= deadline:
-            what = "holds no run, begun or finished" if onlooker.path.exists() else "no such folder"
+            what = "holds no run, begun or finished" if follower.path.exists() else "no such folder"
             way = "" if patience else " (--patience 60 waits a minute for a run to begin)"
-            raise DataError(f"{onlooker.path}: {what}{way}")
+            raise DataError(f"{follower.path}: {what}{way}")
         time.sleep(min(EVERY_S, patience))
 
 
 @contextmanager
-def _showing(console: "Console", once: bool) -> Iterator["Show"]:
+def showing(console: "Console", once: bool = False) -> Iterator["Show"]:
     """Hands out what shows a view: in its place on a terminal, in lines elsewhere."""
     from codecl.cli.live import drawn
 
@@ -87,7 +87,7 @@ def _lines(console: "Console") -> "Show":
 
     said: dict[Path, tuple[str, int, float]] = {}  # state, epochs and time of the last line
 
-    def show(view: "View") -> None:
+    def show(view: "FollowerView") -> None:
         called = names(view)
         for seen in (part for run in view.runs for part in run.parts):
             state, epochs, when = said.get(seen.folder, ("", 0, 0.0))

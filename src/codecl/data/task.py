@@ -100,6 +100,21 @@ class Task(NamedTuple):
     original: tuple[int, ...] = ()  # the shape of an image as its data set has it, where the task's is another
 
 
+class TaskInfo(BaseModel):
+    """What one has to know to prepare an image for a task."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    classes: int
+    labels: tuple[str, ...]  # what the classes are called; empty: by their numbers
+    shape: tuple[int, ...]  # of an image
+    original: tuple[int, ...]  # as its data set has it
+    stored: str  # type of the images
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class Batch(NamedTuple):
     images_AB: Tensor
     labels_AB: Tensor
@@ -157,18 +172,17 @@ class TaskData:
         """Of an image."""
         return tuple(self.train[0].shape[1:])
 
-    def describe(self) -> dict[str, Any]:
-        """What one has to know to prepare an image for this task, as plain values."""
-        return {
-            "name": self.name,
-            "classes": self.classes,
-            "labels": list(self.task.labels),
-            "shape": list(self.shape),
-            "original": list(self.task.original or self.shape),
-            "stored": str(self.train[0].dtype).removeprefix("torch."),
-            "mean": [float(value) for value in self.task.mean],
-            "std": [float(value) for value in self.task.std],
-        }
+    def describe(self) -> TaskInfo:
+        return TaskInfo(
+            name=self.name,
+            classes=self.classes,
+            labels=self.task.labels,
+            shape=self.shape,
+            original=self.task.original or self.shape,
+            stored=str(self.train[0].dtype).removeprefix("torch."),
+            mean=self.task.mean,
+            std=self.task.std,
+        )
 
     def steps(self, batch: int) -> int:
         """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋."""

@@ -1,19 +1,19 @@
 """One agent of a fleet: the loop of `train.py` on its own machine, with a record of what it heard and missed."""
 
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, DataError
 from codecl.exchange import digest
+from codecl.files import replacing
 from codecl.peers import fleet as fleets
 from codecl.peers import history as charts
 from codecl.peers import rejoin as returning
@@ -26,11 +26,24 @@ from codecl.peers.membership import Rules, Self
 from codecl.peers.node import Mailbox
 from codecl.peers.rejoin import Joined
 from codecl.runs import config as configs
-from codecl.runs import record
 from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
 from codecl.runs.config import RunConfig
-from codecl.runs.metrics import Status
-from codecl.train.events import Agreed, EpochEnded, Event, Flooded
+from codecl.runs.folder import folder_of as run_folder_of
+from codecl.runs.folder import labels_of
+from codecl.runs.reader import read_events, recorded
+from codecl.runs.schema import Metrics
+from codecl.runs.writer import RunWriter
+from codecl.train.events import (
+    Agreed,
+    EpochEnded,
+    Event,
+    Flooded,
+    LinkBytes,
+    LinksClosed,
+    MemberChanged,
+    RunStarted,
+    Status,
+)
 from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
@@ -42,12 +55,12 @@ CLEAN = {"connected", "disconnected"}  # changes that cost nothing by themselves
 class Taken(NamedTuple):
     """How an agent's part ended."""
 
-    metrics: dict[str, Any]
+    metrics: Metrics
     folder: Path
 
 
 def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
-    return record.folder_of(config, out) / f"agent-{agent}"
+    return run_folder_of(config, out) / f"agent-{agent}"
 
 
 def take_part(member: Member, out: Path | None = None, again: bool = False, on_event: OnEvent | None = None) -> Taken:
@@ -55,7 +68,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     config, agent = _own(member), member.identity.agent
     device = device_of(member.settings.device)
     folder = folder_of(config, out or Path(member.settings.out), agent)
-    done = record.recorded(folder, config)
+    done = recorded(folder, config)
     if done is not None and not again:
         return Taken(done, folder)
     dealt = deal(config, None, device, alone=True)
@@ -68,10 +81,10 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and _begun(folder, member)
-    book = _book(folder, config, setup, agent, going_on)
-    archive = _archive(setup, state, config, book.folder / "charts", member, going_on)
+    writer = _open(folder, config, setup, agent, going_on)
+    archive = _archive(setup, state, config, folder / "charts", member, going_on)
     with computing(device), seeded(config.seed, f"dropout/{agent}", device):
-        return _Part(setup, state, archive, book, member, on_event).run()
+        return _Part(setup, state, archive, writer, member, on_event).run()
 
 
 def _check_images(setup: Setup, agent: int, least: int) -> None:
@@ -117,18 +130,18 @@ def _signed(member: Member, agent: int, data: bytes, signature: bytes) -> bool:
 def _begun(folder: Path, member: Member) -> bool:
     """Whether this agent of this very fleet was at work here before."""
     try:
-        with (folder / "events.jsonl").open(encoding="utf-8") as file:
-            return bool(json.loads(file.readline())["fleet"] == member.fleet.name)
-    except (OSError, ValueError, KeyError, TypeError):
+        first = read_events(folder)[:1]
+    except DataError:
         return False
+    return any(isinstance(event, RunStarted) and event.fleet == member.fleet.name for event in first)
 
 
-def _book(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> record.Record:
-    labels = {**record.labels_of(config, len(setup.tasks)), "agent": agent, "exchange": "peers"}
-    book = record.Record(folder, config, labels, setup.method.each_task_alone, None, kept=going_on)
-    book.environment(setup.tasks[0].train[1].device)
-    book.tasks([data.describe() for data in setup.tasks])
-    return book
+def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> RunWriter:
+    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
+    writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
+    writer.environment(setup.tasks[0].train[1].device)
+    writer.tasks([data.describe() for data in setup.tasks])
+    return writer
 
 
 def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member: Member, kept: bool) -> Archive:
@@ -150,11 +163,9 @@ def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member
 
 
 def _write(chart: Chart, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     about = {"manifest": chart.manifest.decode(), "signature": chart.signature.hex()}
-    part = path.with_suffix(".part")
-    save_file(dict(chart.tensors), part, about)
-    part.replace(path)
+    with replacing(path) as unfinished:
+        save_file(dict(chart.tensors), unfinished, about)
 
 
 def _read(path: Path) -> Chart:
@@ -172,11 +183,11 @@ class _Part:
         setup: Setup,
         start: State,
         archive: Archive,
-        book: record.Record,
+        writer: RunWriter,
         member: Member,
         on_event: OnEvent | None,
     ) -> None:
-        self.setup, self.first, self.archive, self.book, self.member = setup, start, archive, book, member
+        self.setup, self.first, self.archive, self.writer, self.member = setup, start, archive, writer, member
         assert isinstance(setup.exchange, Peers)
         self.peers: Peers = setup.exchange
         self.on_event, self.missed = on_event, 0
@@ -197,19 +208,24 @@ class _Part:
                 self.peers.box.close()
             self._notes()
             status: Status = "degraded" if self.peers.box.degraded else "complete"
-            links = {str(peer): count for peer, count in sorted(self.peers.box.bytes.items())}
-            self.book.fact({"kind": "links", "links": links, "missed": self.missed})
-            results = self.book.close(status if finished else "partial")
-        return Taken(results, self.book.folder)
+            links = {str(peer): LinkBytes(**count) for peer, count in sorted(self.peers.box.bytes.items())}
+            self.writer.event(LinksClosed(links=links, missed=self.missed))
+            metrics = self.writer.close(status if finished else "partial")
+        return Taken(metrics, self.writer.folder)
 
     def _begin(self) -> None:
         topology = self.setup.topology
-        if self.book.facts or self.archive.charts:
+        if self.writer.events or self.archive.charts:
             self.peers.box.degraded = True
-            self.book.fact({"kind": "member", "agent": self.peers.me, "state": "restarted"})
-        about = {"edges": topology.edges, "contraction": topology.contraction, "digest": self.book.config.digest()}
-        ways = {"fleet": self.member.fleet.name, "execution": self.setup.execution}
-        self.book.fact({"kind": "run", **self.book.labels, **about, **ways})
+            self.writer.event(MemberChanged(agent=self.peers.me, state="restarted"))
+        started = self.writer.labels.started(
+            edges=topology.edges,
+            contraction=topology.contraction,
+            digest=self.writer.config.digest(),
+            execution=self.setup.execution,
+            fleet=self.member.fleet.name,
+        )
+        self.writer.event(started)
 
     def _train(self) -> None:
         """The loop, taken up again wherever the others are when they went on without us."""
@@ -230,7 +246,7 @@ class _Part:
         if self.archive.ids != had:
             self._keep()
             state = self._state()
-            self.book.state = state
+            self.writer.state = state
             self._record(evaluate(self.setup, state, len(state.heads) - 1))
         return self._middle(joined) if joined else None
 
@@ -259,15 +275,13 @@ class _Part:
     def _record(self, event: Event) -> None:
         self._notes()
         if isinstance(event, EpochEnded | Agreed):
-            fact = event.record()
-            fact["disagreement"] = fact.pop("consensus_error")
             missed, self.peers.missed = self.peers.missed, []
-            fact["missed"] = spans(missed)
             self.missed += len(missed)
             self.peers.box.degraded |= bool(missed)
-            self.book.fact(fact)
+            own = {"disagreement": event.consensus_error, "consensus_error": None, "missed": spans(missed)}
+            self.writer.event(event.model_copy(update=own))
         else:
-            self.book.event(event)
+            self.writer.event(event)
         if isinstance(event, Flooded):
             self._keep()
         if self.on_event:
@@ -278,24 +292,23 @@ class _Part:
         while notes:
             note = notes.popleft()
             self.peers.box.degraded |= note["state"] not in CLEAN
-            self.book.fact(note)
+            self.writer.event(MemberChanged(**note))
 
     def _keep(self) -> None:
         """The charts on disk, for a restart."""
         for number, chart in enumerate(self.archive.charts, 1):
-            path = self.book.folder / "charts" / f"{number}.safetensors"
-            _write(chart, path)
+            _write(chart, self.writer.folder / "charts" / f"{number}.safetensors")
 
 
-def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[list[int]]]:
-    """(step, neighbour) -> by neighbour, [first, last] of the steps in which it was not heard."""
-    out: dict[str, list[list[int]]] = defaultdict(list)
+def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+    """(step, neighbour) -> by neighbour, (first, last) of the steps in which it was not heard."""
+    out: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for step, peer in sorted(missed):
         known = out[str(peer)]
         if known and step <= known[-1][1] + 1:
-            known[-1][1] = step
+            known[-1] = known[-1][0], step
         else:
-            known.append([step, step])
+            known.append((step, step))
     return dict(out)
 
 

@@ -1,6 +1,5 @@
 """A whole fleet on this machine, on loopback ports: for trying out what will run on many."""
 
-import json
 import os
 import random
 import shutil
@@ -12,64 +11,61 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from codecl.errors import CodeclError, RunFailed
+from codecl.errors import CodeclError, DataError, RunFailed
+from codecl.files import is_locked, write_text
 from codecl.peers import agent as peer
 from codecl.peers import fleet
 from codecl.peers.fleet import PeersConfig
-from codecl.runs import record
 from codecl.runs.config import RunConfig
-from codecl.runs.tail import Tail, look
+from codecl.runs.folder import folder_of
+from codecl.runs.follow import Follower, FollowerView, RunFolder
+from codecl.runs.reader import read_metrics
+from codecl.runs.schema import Metrics
 
 LOOK_S = 0.5
 PORTS = range(20_000, 30_000)
 GRACE_S = 10.0
 
 
-class Seen(NamedTuple):
-    """What is known of an agent that is under way."""
-
-    agent: int
-    state: str = "starting"
-    task: int | None = None
-    epoch: int | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    missed: int = 0
-    note: str = ""  # the last change in membership
-
-
-Show = Callable[[list[Seen]], None]
-
-
 class Ended(NamedTuple):
     """How a fleet ended: exit code and metrics of each agent."""
 
     codes: list[int]
-    metrics: list[dict[str, Any] | None]
+    metrics: list[Metrics | None]
     folder: Path
 
 
-def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> Ended:
+def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Callable[[FollowerView], None]) -> Ended:
     """Start all agents, follow what they record, and wait for them. A fleet that was stopped goes on: its files are
     kept beside its agents' folders."""
-    folder = record.folder_of(config, out)
-    with ExitStack() as stack:
-        files = _files(config, rules, folder / "agent-files", again)
-        command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
-        processes = stack.enter_context(_started([[*command, str(file)] for file in files], folder))
-        eyes = [_Eye(agent, peer.folder_of(config, out, agent)) for agent in range(config.agents)]
+    folder = folder_of(config, out)
+    agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
+    follower = Follower(folder, known=[RunFolder(folder, agents)])
+    files = _files(config, rules, folder / "agent-files", again)
+    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
+    with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):
-            show([eye.look(process.poll()) for eye, process in zip(eyes, processes, strict=True)])
+            if all(map(_at_work, processes, agents)):
+                show(follower.look())
             time.sleep(LOOK_S)
-        show([eye.look(process.poll()) for eye, process in zip(eyes, processes, strict=True)])
-    found = [peer.folder_of(config, out, agent) for agent in range(config.agents)]
-    metrics = [_metrics(path) for path in found]
-    codes = [int(process.returncode) for process in processes]
-    if all(one is None for one in metrics):
+    show(follower.look())
+    metrics = [_metrics(path) for path in agents]
+    if not any(metrics):
         raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
-    return Ended(codes, metrics, folder)
+    return Ended([int(process.returncode) for process in processes], metrics, folder)
+
+
+def _at_work(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Whether what the folder holds is this process's, not an earlier one's."""
+    return process.poll() is not None or is_locked(folder) is not False
+
+
+def _metrics(folder: Path) -> Metrics | None:
+    with suppress(DataError):
+        return read_metrics(folder)
+    return None
 
 
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:
@@ -87,7 +83,7 @@ def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> 
     places = tuple(place.model_copy(update={"port": port}) for place, (_, port) in pairs)
     text = known.model_copy(update={"places": places, "peers": rules}).dump()
     for file in files:
-        (file.parent / "fleet.yaml").write_text(text, encoding="utf-8")
+        write_text(file.parent / "fleet.yaml", text)
     return files
 
 
@@ -126,42 +122,3 @@ def _started(commands: list[list[str]], folder: Path) -> Iterator[list[subproces
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-
-
-class _Eye:
-    """Follows one agent's record."""
-
-    def __init__(self, agent: int, folder: Path) -> None:
-        self.path, self.seen = folder / "events.jsonl", Seen(agent)
-        self.tail = look(self.path, Tail()).tail  # past an earlier run
-
-    def look(self, code: int | None) -> Seen:
-        self.tail, lines, _ = look(self.path, self.tail)
-        for line in lines:
-            self._note(json.loads(line))
-        if code is not None:
-            state = {0: "complete", 4: "degraded"}.get(code, f"failed ({code})")
-            self.seen = self.seen._replace(state=state)
-        return self.seen
-
-    def _note(self, fact: dict[str, Any]) -> None:
-        kind, more = fact["kind"], dict[str, Any]()
-        if kind == "task":
-            more = {"state": "training", "task": fact["task"], "epoch": 0}
-        elif kind == "epoch":
-            missed = self.seen.missed + sum(b - a + 1 for spans in fact["missed"].values() for a, b in spans)
-            more = {"task": fact["task"], "epoch": fact["epoch"] + 1, "loss": fact["loss"][0], "missed": missed}
-        elif kind == "agree":
-            more = {"state": "task's end"}
-        elif kind == "eval":
-            more = {"accuracy": sum(fact["accuracy"]) / len(fact["accuracy"])}
-        elif kind == "member" and fact["state"] not in ("connected", "disconnected"):
-            more = {"note": f"{fact['state']} {fact['agent']}"}
-        self.seen = self.seen._replace(**more)
-
-
-def _metrics(folder: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

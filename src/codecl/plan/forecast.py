@@ -4,22 +4,21 @@ Numbers are counted, then multiplied by their bytes. "A send" is one message up 
 has N - 1 of them, whoever is chosen.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from codecl.errors import ConfigError, DataError
-from codecl.exchange.base import nbytes
 from codecl.methods import TaskEndSize, TaskSizes
-from codecl.runs import record
 from codecl.runs.config import RunConfig
+from codecl.runs.reader import Run, find_runs, read_config, read_run
 from codecl.space import norms
 from codecl.space.growth import memory_of
 from codecl.space.layers import Layer
 from codecl.space.layout import Layout, layout
+from codecl.train.events import Flooded, Grown, LinksClosed, TaskOpened
 from codecl.train.state import Setup, State
 
 Known = Literal["exact", "estimate", "bound", "partly"]
@@ -55,26 +54,24 @@ class End(NamedTuple):
 
 def read(path: Path) -> Like:
     """The one recorded run at or under a path."""
-    found = record.find_runs([path])
-    if len(found) > 1:
-        raise ConfigError(f"--like: {path} holds {len(found)} runs; name one, such as {found[0]}")
-    (folder,) = found
-    config, metrics = record.read_config(folder), record.read_metrics(folder)
-    try:
-        facts = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-        free = tuple({str(k): int(v) for k, v in layers.items()} for layers in metrics["free_by_task"])
-        coordinates = next(fact["coordinates"] for fact in facts if fact["kind"] == "task")
-        pool, flood = (_a_send(facts, kind, config.agents) for kind in ("grow", "flood"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise DataError(f"{folder}: its record cannot be read ({error})") from error
-    return Like(folder, config, coordinates, free, pool, flood)
+    folders = find_runs([path])
+    if len(folders) > 1:
+        raise ConfigError(f"--like: {path} holds {len(folders)} runs; name one, such as {folders[0]}")
+    (folder,) = folders
+    config, run = read_config(folder), read_run(folder)
+    opened = run.of(TaskOpened)
+    if not opened:
+        raise DataError(f"{folder}: its record cannot be read (no task was opened in it)")
+    pool, flood = _a_send(run, Grown), _a_send(run, Flooded)
+    return Like(folder, config, opened[0].coordinates, tuple(run.metrics.free_by_task), pool, flood)
 
 
-def _a_send(facts: list[dict[str, Any]], kind: str, agents: int) -> dict[int, int]:
+def _a_send(run: Run, kind: type[Grown] | type[Flooded]) -> dict[int, int]:
     """Of each task. What one peer recorded is its own part only, and tells nothing here."""
-    if agents < 2 or any(fact["kind"] == "links" for fact in facts):
+    agents = run.metrics.agents
+    if agents < 2 or run.of(LinksClosed):
         return {}
-    return {fact["task"]: fact["bytes"] // (agents - 1) for fact in facts if fact["kind"] == kind}
+    return {event.task: event.bytes // (agents - 1) for event in run.of(kind)}
 
 
 class Forecast:
@@ -178,7 +175,8 @@ class Forecast:
         sample = [data.prepare(data.train[0][:2])]
         sums = norms.measure(self.setup.module, parameters, sample, {})
         found = norms.statistics_of(sums, data.dtype)
-        return norms.PASSES * sum(map(nbytes, sums.values())), norms.PASSES * sum(map(nbytes, found.values()))
+        up, down = (sum(value.nbytes for value in tensors.values()) for tensors in (sums, found))
+        return norms.PASSES * up, norms.PASSES * down
 
 
 def _check_like(like: Like, config: RunConfig, first: Layout) -> None:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from codecl.errors import CodeclError
 from codecl.report.variant import changed
-from codecl.runs import grid, record
+from codecl.runs import grid
 from codecl.runs.config import RunConfig
+from codecl.runs.folder import folder_of
+from codecl.runs.reader import read_config
 
 SAME = "the command that started it goes on where it stopped"
 
@@ -14,9 +16,9 @@ SAME = "the command that started it goes on where it stopped"
 def way_on(folder: Path) -> str:
     """The command, where it can be told from the folder and gives this very run; otherwise words."""
     try:
-        config = record.read_config(folder)
+        config = read_config(folder)
         command, made = _command(config, folder.parents[1])
-        if made.decisive() != config.decisive() or record.folder_of(made, folder.parents[1]) != folder:
+        if made.decisive() != config.decisive() or folder_of(made, folder.parents[1]) != folder:
             return SAME
     except (CodeclError, IndexError):
         return SAME

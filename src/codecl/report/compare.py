@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.fleets import together
 from codecl.report.formats import Column, Sheet
 from codecl.report.rows import Metrics, Runs, Score
 from codecl.report.spread import BySeed, Difference, difference
 from codecl.report.units import spread_of_bytes
-from codecl.runs import record
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
-from codecl.runs.progress import ALONE
+from codecl.runs.reader import Run, as_fleets, find_runs, read_config, read_metrics
 
 NOTE = (
     "A, B: mean ± std over seeds. B − A: ± how far its 95 % interval reaches ({ways}). more, less: zero is outside the"
@@ -79,12 +77,13 @@ def compare(a: Path, b: Path) -> Comparison:
 
 def side(name: str, path: Path) -> Side:
     """The runs at a path, which should be of one configuration."""
-    found = together([(folder, record.read_metrics(folder)) for folder in record.find_runs([path])])
+    runs = as_fleets([Run(folder, read_metrics(folder)) for folder in find_runs([path])])
+    found = [(run.folder, run.metrics.dump()) for run in runs]
     groups: dict[tuple[str, str], list[tuple[Path, Metrics]]] = {}
     for folder, run in found:
         groups.setdefault((_config(folder).digest(), _exchange(run)), []).append((folder, run))
     if len(groups) > 1:
-        names = [str(runs[0][0].parent) for runs in groups.values()]
+        names = [str(group[0][0].parent) for group in groups.values()]
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         raise ConfigError(f"{name}: {path} holds {len(groups)} configurations ({shown}); give one of them")
     return Side(path, _config(found[0][0]), _exchange(found[0][1]), _by_seed(name, found))
@@ -102,7 +101,7 @@ def _by_seed(name: str, runs: Runs) -> dict[int, Metrics]:
 def _config(folder: Path) -> RunConfig:
     """Of a run, or of a fleet's first agent."""
     agents = sorted(folder.glob("agent-*/config.yaml"))
-    return record.read_config(agents[0].parent if agents and not (folder / "config.yaml").exists() else folder)
+    return read_config(agents[0].parent if agents and not (folder / "config.yaml").exists() else folder)
 
 
 def _exchange(run: Metrics) -> str:
@@ -153,7 +152,7 @@ def _accuracy(task: int) -> Callable[[Metrics], Any]:
         matrix = _matrix(run)
         if task >= len(matrix):
             return None
-        return matrix[task if run["method"] in ALONE else -1][task]
+        return matrix[task if run["each_task_alone"] else -1][task]
 
     return of
 

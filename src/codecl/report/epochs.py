@@ -7,8 +7,7 @@ from statistics import fmean
 
 from codecl.report.configurations import Configuration, Curve, known
 from codecl.report.figure import Lines, Number, Section, Series
-from codecl.report.gather import Run
-from codecl.runs.metrics import Fact
+from codecl.report.gather import Fact, Run
 
 FAR = 10  # times as high: then a logarithmic axis
 MOST = 400  # points of a line; a longer one is thinned

@@ -6,9 +6,8 @@ from functools import partial
 from codecl.report.configurations import Configuration, Curve, common_tasks, known
 from codecl.report.epochs import consensus_error
 from codecl.report.figure import Bars, Lines, Number, Series
-from codecl.report.gather import Run
+from codecl.report.gather import Fact, Run
 from codecl.report.sending import in_categories
-from codecl.runs.metrics import Fact
 
 TASKS = (2, 9)  # of which the paper shows epochs
 COMPRESSION: Mapping[str, int] = {"five-datasets": 3, "split-cifar100": 5, "split-miniimagenet": 6}  # its figures

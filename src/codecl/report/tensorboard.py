@@ -1,4 +1,4 @@
-"""A run on TensorBoard: a fold over facts, so that live events and recorded ones give the same board."""
+"""A run on TensorBoard: a fold over events, so that live and recorded ones give the same board."""
 
 import json
 import math
@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from codecl.errors import ConfigError, DataError
-from codecl.runs.metrics import Fact, acc, bwt, traffic
-from codecl.runs.progress import ALONE
-from codecl.runs.tail import Tail, look
+from codecl.errors import ConfigError
+from codecl.runs.metrics import acc, bwt, rows, traffic
+from codecl.runs.reader import read_events
+from codecl.train.events import EpochEnded, Evaluated, Event, Recorded, RunStarted, Sent, TaskOpened, of_type
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from codecl.train.events import Event
-
+Scalars = dict[str, float | None]
 OURS = ".codecl"  # ends the names of the files that are written here
 FLUSH_S = 5  # points are on disk after so many seconds
 
@@ -30,71 +29,65 @@ class Point(NamedTuple):
 
 
 class Points:
-    """Facts, one after another -> the points that each adds."""
+    """Events, one after another -> the points that each adds."""
 
     def __init__(self) -> None:
-        self.by_kind: dict[str, list[Fact]] = {}
+        self.events: list[Recorded] = []
         self.steps: dict[int, int] = {}  # by task
 
-    def of(self, fact: Fact) -> Iterator[Point]:
-        self.by_kind.setdefault(fact["kind"], []).append(fact)
-        if fact["kind"] == "epoch":
-            self.steps[fact["task"]] = fact["step"]
+    def of(self, event: Recorded) -> Iterator[Point]:
+        self.events.append(event)
+        if isinstance(event, EpochEnded):
+            self.steps[event.task] = event.step
         step = sum(self.steps.values())
-        scalars = SCALARS.get(fact["kind"], _nothing)(fact, self.by_kind)
-        return (Point(tag, value, step) for tag, value in scalars.items() if value is not None)
+        return (Point(tag, value, step) for tag, value in self._scalars(event).items() if value is not None)
+
+    def _scalars(self, event: Recorded) -> Scalars:
+        if isinstance(event, TaskOpened):
+            return {f"free/{layer}": count for layer, count in event.free.items()}
+        if isinstance(event, EpochEnded):
+            return _epoch(event, self.events)
+        if isinstance(event, Evaluated):
+            return _evaluated(event, self.events)
+        return {}
+
+    def scores(self) -> Scalars:
+        """So far."""
+        return {**_scores(self.events), "cc": traffic(self.events).cc}
 
 
-Scalars = dict[str, float | None]
-ByKind = Mapping[str, Sequence[Fact]]
-
-
-def _nothing(fact: Fact, before: ByKind) -> Scalars:
-    return {}
-
-
-def _task(fact: Fact, before: ByKind) -> Scalars:
-    return {f"free/{layer}": count for layer, count in fact["free"].items()}
-
-
-def _epoch(fact: Fact, before: ByKind) -> Scalars:
-    steps = next((task["steps"] for task in reversed(before.get("task", ())) if task["task"] == fact["task"]), None)
+def _epoch(event: EpochEnded, before: Sequence[Recorded]) -> Scalars:
+    opened = [task for task in of_type(before, TaskOpened) if task.task == event.task]
+    steps = opened[-1].steps if opened else None
     return {
-        "loss/mean": sum(fact["loss"]) / len(fact["loss"]),
-        **{f"loss_by_agent/{agent}": value for agent, value in enumerate(fact["loss"])},
-        "consensus_error": fact.get("consensus_error"),
-        "disagreement": fact.get("disagreement"),  # of a peer
-        "lr": fact["lr"],
-        "mu/mean": fact.get("mu_mean"),
-        "mu/max": fact.get("mu_max"),
-        "steps_a_second": steps / fact["seconds"] if steps and fact["seconds"] else None,
+        "loss/mean": sum(event.loss) / len(event.loss),
+        **{f"loss_by_agent/{agent}": value for agent, value in enumerate(event.loss)},
+        "consensus_error": event.consensus_error,
+        "disagreement": event.disagreement,  # of a peer
+        "lr": event.lr,
+        "mu/mean": event.mu_mean,
+        "mu/max": event.mu_max,
+        "steps_a_second": steps / event.seconds if steps and event.seconds else None,
     }
 
 
-def _eval(fact: Fact, before: ByKind) -> Scalars:
+def _evaluated(event: Evaluated, before: Sequence[Recorded]) -> Scalars:
     """A task's end: what is known of each task, and what this one sent."""
-    names = {task["task"]: task["name"] for task in before.get("task", ())}
-    kinds = ("epoch", "agree", "grow", "flood")
-    sent = sum(one["bytes"] for kind in kinds for one in before.get(kind, ()) if one["task"] == fact["task"])
-    found, known = traffic(before), _scores(before)
-    scores = {f"accuracy/{task + 1} {names.get(task, '')}".strip(): s for task, s in enumerate(fact["accuracy"])}
+    names = {task.task: task.name for task in of_type(before, TaskOpened)}
+    sent = traffic(before)
     return {
-        **scores,
-        "accuracy/mean": known["acc"],
-        "traffic/bytes_of_task": sent,
-        "traffic/cc_of_task": found["cc_by_task"][-1] if found["cc_by_task"] else None,
-        "traffic/cc": found["cc"],
+        **{f"accuracy/{task + 1} {names.get(task, '')}".strip(): score for task, score in enumerate(event.accuracy)},
+        "accuracy/mean": _scores(before)["acc"],
+        "traffic/bytes_of_task": sum(message.bytes for message in of_type(before, Sent) if message.task == event.task),
+        "traffic/cc_of_task": sent.cc_by_task[-1] if sent.cc_by_task else None,
+        "traffic/cc": sent.cc,
     }
 
 
-def _scores(before: ByKind) -> Scalars:
-    alone = any(fact["method"] in ALONE for fact in before.get("run", ()))
-    rows = {fact["task"]: fact["accuracy"] for fact in before.get("eval", ())}
-    every = [rows.get(task) for task in range(max(rows, default=-1) + 1)]
-    return {"acc": acc(every, alone), "bwt": None if alone or not every else bwt(every)}
-
-
-SCALARS = {"task": _task, "epoch": _epoch, "eval": _eval}
+def _scores(events: Sequence[Recorded]) -> Scalars:
+    alone = any(run.each_task_alone for run in of_type(events, RunStarted))
+    matrix = rows(events)
+    return {"acc": acc(matrix, alone), "bwt": None if alone else bwt(matrix)}
 
 
 class Board:
@@ -108,29 +101,25 @@ class Board:
         self._writer: SummaryWriter | None = None
         check()
 
-    def __call__(self, event: "Event") -> None:
-        if event.kind == "step":
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Recorded):
             return
         if self._writer is None and self.recorded is not None:
             self.catch_up(self.recorded)  # an event is recorded before it is handed on
         else:
-            self.note(event.record())
+            self.note(event)
 
     def catch_up(self, run: Path) -> None:
         """All that is recorded of a run."""
-        path = run / "events.jsonl"
-        try:
-            for line in look(path, Tail()).lines:
-                self.note(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: is damaged or of another version ({error!r:.80})") from error
+        for event in read_events(run):
+            self.note(event)
 
-    def note(self, fact: Fact) -> None:
-        """Draw what a fact adds."""
+    def note(self, event: Recorded) -> None:
+        """Draw what an event adds."""
         writer = self._opened()
-        for point in self._points.of(fact):
+        for point in self._points.of(event.stamped() if event.time is None else event):
             if math.isfinite(point.value):
-                writer.add_scalar(point.tag, point.value, point.step, walltime=fact.get("time"))
+                writer.add_scalar(point.tag, point.value, point.step, walltime=event.time)
 
     def _opened(self) -> "SummaryWriter":
         if self._writer is None:
@@ -160,8 +149,7 @@ class Board:
         from torch.utils.tensorboard.summary import hparams
 
         assert self._writer is not None
-        scores = {**_scores(self._points.by_kind), "cc": traffic(self._points.by_kind)["cc"]}
-        known = {f"score/{name}": value for name, value in scores.items() if value is not None}
+        known = {f"score/{name}": value for name, value in self._points.scores().items() if value is not None}
         for summary in hparams(dict(fields), dict.fromkeys(known)):
             self._writer._get_file_writer().add_summary(summary)
         for tag, value in known.items():

@@ -8,7 +8,7 @@ from typing import Any
 from codecl.errors import CodeclError
 from codecl.methods import METHODS
 from codecl.runs.config import RunConfig, preset, resolve
-from codecl.runs.record import read_config
+from codecl.runs.reader import read_config
 
 LONGEST = 40  # of what is said about a variant
 # in columns of their own, longer than words can be, or an agent's own

@@ -1,6 +1,5 @@
 """More tasks for a finished run: it goes on where it ended, as if they had been in its stream from the start."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,11 @@ import torch
 
 from codecl.data import store, streams
 from codecl.errors import ConfigError, DataError
-from codecl.runs import checkpoint, record
+from codecl.runs import checkpoint
 from codecl.runs.config import RunConfig, difference, merge, stream_digest, validate
+from codecl.runs.reader import read_config, read_events, read_metrics, read_tasks
+from codecl.runs.writer import write_begun
+from codecl.train.events import Recorded, RunStarted, TaskOpened
 from codecl.train.state import Setup
 
 MAY_DIFFER = ("data.stream", "data.digest", "data.tasks", "sources.data")
@@ -41,32 +43,33 @@ def begin(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
     """A run folder that stands where the run in `old` ended, ready to be resumed with the tasks that it lacks.
 
     Law: it then ends as a run that had all tasks from the start."""
-    done = record.read_metrics(old)
-    if done["status"] != "complete":
-        raise ConfigError(f"{old}: ended {done['status']}; only a complete run can be extended")
-    others = [text for text in difference(record.read_config(old), config) if not text.startswith(MAY_DIFFER)]
+    status = read_metrics(old).status
+    if status != "complete":
+        raise ConfigError(f"{old}: ended {status}; only a complete run can be extended")
+    others = [text for text in difference(read_config(old), config) if not text.startswith(MAY_DIFFER)]
     if others:
         raise ConfigError(f"{old}: has another config ({'; '.join(others[:3])}); a run is extended as it is")
-    known = record.read_tasks(old)
+    known = read_tasks(old)
     if len(known) >= len(setup.tasks):
         raise ConfigError(f"{old}: its {len(known)} tasks should come first, and at least one more after them")
     for number, (before, data) in enumerate(zip(known, setup.tasks, strict=False), 1):
-        now = data.describe()
-        other = [f"{key}: {before.get(key)}, {now[key]}" for key in now if before.get(key) != now[key]]
+        pairs = zip(before, data.describe(), strict=True)
+        other = [f"{name}: {old_value}, {value}" for (name, old_value), (_, value) in pairs if old_value != value]
         if other:
             raise ConfigError(f"{old}: its task {number} is another ({'; '.join(other[:2])}); its own tasks come first")
     point = checkpoint.latest(old / "checkpoint", torch.device("cpu"))
     if point is None:
         raise DataError(f"{old}: holds no checkpoint to go on from")
-    more = sum(value.numel() for head in setup.heads[len(known) :] for value in head.values())
-    lines = (old / "events.jsonl").read_bytes()[: point.events].decode().splitlines()
-    text = "".join(json.dumps(_amended(json.loads(line), config, len(setup.tasks), more)) + "\n" for line in lines)
-    record.make(new, config, text)
-    checkpoint.write(new / "checkpoint", point._replace(events=len(text.encode())))
+    heads = sum(value.numel() for head in setup.heads[len(known) :] for value in head.values())
+    events = [_amended(event, config, len(setup.tasks), heads) for event in read_events(old, point.events)]
+    size = write_begun(new, config, events)
+    checkpoint.write(new / "checkpoint", point._replace(events=size))
 
 
-def _amended(fact: dict[str, Any], config: RunConfig, tasks: int, more: int) -> dict[str, Any]:
+def _amended(event: Recorded, config: RunConfig, tasks: int, heads: int) -> Recorded:
     """What a run with all tasks would have recorded: their number, and their heads in the authors' accounting."""
-    if fact["kind"] == "run":
-        return {**fact, "tasks": tasks, "digest": config.digest()}
-    return {**fact, "reference_extra": fact["reference_extra"] + more} if fact["kind"] == "task" else fact
+    if isinstance(event, RunStarted):
+        return event.model_copy(update={"tasks": tasks, "digest": config.digest()})
+    if isinstance(event, TaskOpened):
+        return event.model_copy(update={"reference_extra": event.reference_extra + heads})
+    return event

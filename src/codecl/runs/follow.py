@@ -1,6 +1,5 @@
 """Following runs from their folders alone: what was appended since the last look, and whether anyone still writes."""
 
-import json
 import os
 import re
 import time
@@ -13,30 +12,30 @@ import yaml
 
 from codecl import files
 from codecl.errors import DataError
-from codecl.runs.metrics import Fact
 from codecl.runs.progress import Progress, progress
-from codecl.runs.tail import Tail, look
+from codecl.runs.reader import AGENT, EVENTS, EventTail, read_metrics
+from codecl.train.events import Evaluated, Recorded, Status
 
-State = Literal["starting", "under way", "silent", "stopped", "complete", "degraded"]
-GOING: tuple[State, ...] = ("starting", "under way", "silent")
-QUIET_S = 5.0  # without a new fact, where nobody is seen to write: silent
+Liveness = Literal["starting", "under way", "silent", "stopped", "complete", "degraded"]
+GOING: tuple[Liveness, ...] = ("starting", "under way", "silent")
+QUIET_S = 5.0  # without a new event, where nobody is seen to write: silent
 PATIENCE_S = 60.0  # the same, and as long as several epochs: stopped
 EPOCHS = 3
 LINGER_S = 10.0  # in which the next run of a grid may begin
-CODES: dict[State, int] = {"stopped": 1, "degraded": 4}
+CODES: dict[Liveness, int] = {"stopped": 1, "degraded": 4}
 
 
-class Seen(NamedTuple):
-    """A run at one look."""
+class Snapshot(NamedTuple):
+    """What one run folder holds at one look."""
 
     folder: Path
-    state: State
+    state: Liveness
     progress: Progress
-    silent_s: float  # since its last fact
+    silent_s: float  # since its last event
     new: tuple[Progress, ...] = ()  # where it stood at the end of each task that ended since the last look
 
 
-def state_of(now: Progress, written: bool, left: bool, silent_s: float) -> State:
+def state_of(now: Progress, written: bool, left: bool, silent_s: float) -> Liveness:
     """`written`: someone is seen to write the folder; `left`: someone was, and is no longer."""
     if now.ended in ("complete", "degraded"):
         return now.ended
@@ -49,65 +48,64 @@ def state_of(now: Progress, written: bool, left: bool, silent_s: float) -> State
     return "under way" if now.about else "starting"
 
 
-class Eye:
+class RunFollower:
     """Follows one run folder. Reads only, and takes no lock."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.facts, self._tail = folder, list[Fact](), Tail()
-        self.written, self._epochs, self._progress, self._new = False, 0, Progress({}), True
+        self.folder = folder
+        self._tail = EventTail(folder)
+        self._events: list[Recorded] = []
+        self._progress = Progress()
+        self._epochs = 0
+        self._written = False  # whether someone was ever seen to write
+        self._looked = False
 
-    def look(self) -> Seen:
+    def look(self) -> Snapshot:
         written = files.is_locked(self.folder) is True  # first: what is recorded before the lock goes is read below
-        left, self.written = self.written and not written, self.written or written
-        ended = self._read()
+        left = self._written and not written
+        self._written |= written
+        new = self._read()
         now = self._progress
         if now.ended and not self._closed(now.ended):  # metrics and model are not there yet
             now = now._replace(ended=None)
-        silent_s = max(0.0, time.time() - self._sign())
-        return Seen(self.folder, state_of(now, written, left, silent_s), now, silent_s, ended)
+        silent_s = max(0.0, time.time() - self._last_write())
+        return Snapshot(self.folder, state_of(now, written, left, silent_s), now, silent_s, new)
 
     def _read(self) -> tuple[Progress, ...]:
-        self._tail, lines, anew = look(self.folder / "events.jsonl", self._tail)
-        if anew:
-            self.facts, self._progress = [], Progress({})
-        first, self._new = self._new, False
-        if not lines:
+        """Takes up what is new; gives the progress at each task's end in it, but for the first look."""
+        first, self._looked = not self._looked, True
+        news = self._tail.read()
+        if news.restarted:
+            self._events = []
+            self._progress = Progress()
+        if not news.events:
             return ()
-        if not self.facts:
+        if not self._events:
             self._epochs = _epochs(self.folder)
-        before = len(self.facts)
-        try:
-            self.facts += map(_fact, lines)
-            ends = [at for at, fact in enumerate(self.facts[before:], before + 1) if fact["kind"] == "eval"]
-            self._progress = progress(self.facts, self._epochs)
-            return () if first else tuple(progress(self.facts[:end], self._epochs) for end in ends)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise DataError(f"{self.folder}: events.jsonl is damaged or of another version ({error!r:.80})") from error
+        before = len(self._events)
+        self._events += news.events
+        self._progress = progress(self._events, self._epochs)
+        if first:
+            return ()
+        ends = [at for at, event in enumerate(news.events, before + 1) if isinstance(event, Evaluated)]
+        return tuple(progress(self._events[:end], self._epochs) for end in ends)
 
-    def _closed(self, status: str) -> bool:
+    def _closed(self, status: Status) -> bool:
         """Whether the run's last word, its metrics, is there."""
-        try:
-            return bool(json.loads((self.folder / "metrics.json").read_bytes())["status"] == status)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        with suppress(DataError):
+            return read_metrics(self.folder).status == status
+        return False
 
-    def _sign(self) -> float:
-        """When the run last wrote. Not the time of its last fact: one that was resumed has old ones."""
-        for path in (self.folder / "events.jsonl", self.folder):
+    def _last_write(self) -> float:
+        """When the run last wrote. Not the time of its last event: one that was resumed has old ones."""
+        for path in (self.folder / EVENTS, self.folder):
             with suppress(OSError):
                 return path.stat().st_mtime
         return time.time()
 
 
-def _fact(line: bytes) -> dict[str, Any]:
-    fact = json.loads(line)
-    if not isinstance(fact, dict):
-        raise ValueError(f"{line[:40]!r} is not a fact")
-    return fact
-
-
 def _epochs(folder: Path) -> int:
-    """Of a task, as the config says; 0 where there is none (yet)."""
+    """Of a task, as the config says; 0 where there is none (yet). Not by `read_config`: that needs torch."""
     try:
         config: Mapping[str, Any] = yaml.safe_load((folder / "config.yaml").read_bytes())
         return int(config["train"]["epochs"])
@@ -115,96 +113,104 @@ def _epochs(folder: Path) -> int:
         return 0
 
 
-def together(states: Sequence[State]) -> State:
+def together(states: Sequence[Liveness]) -> Liveness:
     """The state of what consists of these."""
-    order: tuple[State, ...] = ("under way", "starting", "silent", "stopped", "degraded", "complete")
+    order: tuple[Liveness, ...] = ("under way", "starting", "silent", "stopped", "degraded", "complete")
     return next((state for state in order if state in states), "starting")
 
 
-class Place(NamedTuple):
+class RunFolder(NamedTuple):
     """Where a run is recorded: in its folder, or, of a fleet, in those of its agents."""
 
     folder: Path
     agents: tuple[Path, ...] = ()
 
 
-def find(path: Path) -> list[Place]:
+def find(path: Path) -> list[RunFolder]:
     """The runs at or under this path, begun or finished."""
     if _is_run(path):
-        return [Place(path)]
-    places: dict[Path, list[Path]] = {}
+        return [RunFolder(path)]
+    agents: dict[Path, list[Path]] = {}
     for folder in sorted(_runs(path), key=_in_order):
-        agent = re.fullmatch(r"agent-\d+", folder.name) and not _is_run(folder.parent)
-        places.setdefault(folder.parent if agent else folder, []).extend([folder] if agent else [])
-    return [Place(folder, tuple(agents)) for folder, agents in places.items()]
+        if AGENT.fullmatch(folder.name) and not _is_run(folder.parent):
+            agents.setdefault(folder.parent, []).append(folder)
+        else:
+            agents[folder] = []
+    return [RunFolder(folder, tuple(its_agents)) for folder, its_agents in agents.items()]
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "events.jsonl").is_file()
+    return (folder / EVENTS).is_file()
 
 
 def _runs(path: Path) -> Iterator[Path]:
     for at, folders, names in os.walk(path):
-        if "events.jsonl" in names:
+        if EVENTS in names:
             yield Path(at)
-            folders[:] = [name for name in folders if re.fullmatch(r"agent-\d+", name)]
+            folders[:] = [name for name in folders if AGENT.fullmatch(name)]
 
 
 def _in_order(folder: Path) -> tuple[Any, ...]:
     """agent-10 after agent-9."""
-    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(folder)))
+    return tuple(int(word) if word.isdigit() else word for word in re.split(r"(\d+)", str(folder)))
 
 
-class Group(NamedTuple):
+class RunSnapshot(NamedTuple):
     """A run at one look: itself, or its agents."""
 
-    place: Place
-    state: State
-    parts: tuple[Seen, ...]
+    place: RunFolder
+    state: Liveness
+    parts: tuple[Snapshot, ...]
 
 
-class View(NamedTuple):
-    """All that is watched, at one look."""
+class FollowerView(NamedTuple):
+    """All that is followed, at one look."""
 
     path: Path
-    runs: tuple[Group, ...]
+    runs: tuple[RunSnapshot, ...]
     over: bool  # nothing more will come
     exit_code: int
 
     @property
-    def alone(self) -> Group | None:
+    def alone(self) -> RunSnapshot | None:
         """The run, where one is watched and not a folder of them."""
         return self.runs[0] if len(self.runs) == 1 and self.runs[0].place.folder == self.path else None
 
 
-class Onlooker:
+class Follower:
     """Follows what is recorded at a path: a run, a fleet, or a folder of runs, in which more may begin. `patience`:
-    seconds in which the first may."""
+    seconds in which the first may. `known`: the runs to follow, where they need not be searched for."""
 
-    def __init__(self, path: Path, patience: float = 0.0) -> None:
-        self.path, self.patience, self.places = path, patience, list[Place]()
-        self._eyes, self._going, self._last = dict[Path, Eye](), set[Path](), time.monotonic()
+    def __init__(self, path: Path, patience: float = 0.0, known: Sequence[RunFolder] = ()) -> None:
+        self.path = path
+        self.patience = patience
+        self._known = known
+        self._places: Sequence[RunFolder] = known
+        self._followers: dict[Path, RunFollower] = {}
+        self._going: set[Path] = set()  # that were seen to go on
+        self._last = time.monotonic()  # when any did
 
     def there(self) -> bool:
         """Whether anything is recorded at the path."""
-        self.places = find(self.path) or self.places  # a run that starts anew is not there for a moment
-        return bool(self.places)
+        if not self._known:
+            self._places = find(self.path) or self._places  # a run that starts anew is not there for a moment
+        return bool(self._places)
 
-    def look(self) -> View:
+    def look(self) -> FollowerView:
         self.there()
-        runs = tuple(self._group(place) for place in self.places)
+        runs = tuple(self._snapshot(place) for place in self._places)
         going = {run.place.folder for run in runs if run.state in GOING}
         self._going |= going
         now = time.monotonic()
         self._last = now if going else self._last
-        whole = View(self.path, runs, False, 0)
+        view = FollowerView(self.path, runs, False, 0)
         patience = LINGER_S if self._going else self.patience
-        lingers = not whole.alone and now - self._last < patience
-        watched = [run.state for run in runs if whole.alone or run.place.folder in self._going]
+        lingers = not view.alone and now - self._last < patience
+        watched = [run.state for run in runs if view.alone or run.place.folder in self._going]
         code = next((CODES[state] for state in CODES if state in watched), 0) if not going else 0
-        return whole._replace(over=not going and not lingers, exit_code=code)
+        return view._replace(over=not going and not lingers, exit_code=code)
 
-    def _group(self, place: Place) -> Group:
+    def _snapshot(self, place: RunFolder) -> RunSnapshot:
         folders = place.agents or (place.folder,)
-        parts = tuple(self._eyes.setdefault(folder, Eye(folder)).look() for folder in folders)
-        return Group(place, together([part.state for part in parts]), parts)
+        parts = tuple(self._followers.setdefault(folder, RunFollower(folder)).look() for folder in folders)
+        return RunSnapshot(place, together([part.state for part in parts]), parts)

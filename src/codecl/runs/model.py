@@ -1,24 +1,39 @@
-"""The model in a run folder: a user's module again, ready for inference."""
+"""The model in a run folder: saved by task, and loaded as a user's module again, ready for inference."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from codecl.errors import CodeclError, ConfigError, DataError
+from codecl.files import replacing
 from codecl.models import MODELS
 from codecl.registry import source_digest
-from codecl.runs import record
 from codecl.runs.build import build_model, own_copy
 from codecl.runs.config import RunConfig
+from codecl.runs.reader import read_config, read_tasks
 from codecl.space import norms
+from codecl.train.state import State
+
+
+def save_model(state: State, folder: Path) -> None:
+    """body.safetensors, and head and norm statistics of each task in task-<t>.safetensors (tasks from 1)."""
+    _save(state.parameters, folder / "body.safetensors")
+    for number, (head, statistics) in enumerate(zip(state.heads, state.norms, strict=True), 1):
+        _save({**head, **statistics}, folder / f"task-{number}.safetensors")
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    with replacing(path) as unfinished:
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, unfinished)
 
 
 def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:
     """The module of a run with the head of `task` (from 0), ready for inference. `model`: yours, if the run's was."""
     path = Path(folder)
-    config = record.read_config(path)
+    config = read_config(path)
     if model is None:
         model = _recorded_model(path, config)
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
@@ -47,8 +62,8 @@ def _recorded_model(path: Path, config: RunConfig) -> nn.Module:
         raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")
     try:
         code = source_digest("model", MODELS, config.model.name)
-        first = record.read_tasks(path)[0]
-        model = build_model(config, first["shape"], first["classes"])
+        first = read_tasks(path)[0]
+        model = build_model(config, first.shape, first.classes)
     except CodeclError as error:
         raise ConfigError(f"{path}: {error}; or pass the model: codecl.load(run, task, model)") from error
     if code != config.sources.get("model"):

@@ -1,8 +1,8 @@
 """Image files -> classes, by the model in a run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from codecl.data.images import prepared, scale_of
 from codecl.data.readers.pictures import CHANNELS, decode, pixels
 from codecl.data.streams import shaped
+from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError, DataError
 from codecl.registry import near
-from codecl.runs import record
 from codecl.runs.model import load
+from codecl.runs.reader import find_runs, read_tasks
 from codecl.space import norms
 
 
@@ -31,11 +32,11 @@ def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, 
     model = load(folder, number)
     _check_norms(folder, model)
     known = next(model.parameters())
-    names = about["labels"] or [str(label) for label in range(about["classes"])]
+    names = about.labels or [str(label) for label in range(about.classes)]
     out = []
     for path in images:
         batch = _read(path, about, resize)
-        scale = scale_of(about["name"], (about["mean"], about["std"]), batch, known.dtype)
+        scale = scale_of(about.name, (about.mean, about.std), batch, known.dtype)
         with torch.no_grad():
             odds = model(prepared(batch, scale, known.dtype))[0, : len(names)].softmax(0)
         best = odds.topk(min(top, len(names)))
@@ -46,16 +47,16 @@ def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, 
 
 def one_run(path: Path) -> Path:
     """The run folder at this path, or the only one under it."""
-    found = record.find_runs([path])
+    found = find_runs([path])
     if len(found) > 1:
         raise ConfigError(f"{path}: holds {len(found)} runs; name one of them, such as {found[0]}")
     return found[0]
 
 
-def _task(folder: Path, task: str) -> tuple[int, Mapping[str, Any]]:
+def _task(folder: Path, task: str) -> tuple[int, TaskInfo]:
     """A task's number from 0 and what is known of it."""
-    tasks = record.read_tasks(folder)
-    names = [str(about["name"]) for about in tasks]
+    tasks = read_tasks(folder)
+    names = [about.name for about in tasks]
     if task.isdecimal() and 1 <= int(task) <= len(tasks):
         return int(task) - 1, tasks[int(task) - 1]
     if task not in names:
@@ -76,11 +77,11 @@ def _check_norms(folder: Path, model: nn.Module) -> None:
         )
 
 
-def _read(path: Path, about: Mapping[str, Any], resize: bool) -> Tensor:
+def _read(path: Path, about: TaskInfo, resize: bool) -> Tensor:
     """An image file as the task's images are stored [1, channels, height, width]."""
-    if about["stored"] != "uint8" or len(about["shape"]) != 3 or about["original"][0] not in CHANNELS:
+    if about.stored != "uint8" or len(about.shape) != 3 or about.original[0] not in CHANNELS:
         raise ConfigError(
-            f"task {about['name']!r} was not trained on pictures; use codecl.load(run, task) on tensors of your own"
+            f"task {about.name!r} was not trained on pictures; use codecl.load(run, task) on tensors of your own"
         )
     try:
         image = decode(path.read_bytes(), str(path))
@@ -88,10 +89,10 @@ def _read(path: Path, about: Mapping[str, Any], resize: bool) -> Tensor:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     if image is None:
         raise DataError(f"{path}: is not an image that can be read")
-    channels, height, width = about["original"]
+    channels, height, width = about.original
     if image.size != (width, height) and not resize:
         raise ConfigError(
-            f"{path}: is {image.width}×{image.height}, task {about['name']!r} takes {width}×{height}; --resize scales"
+            f"{path}: is {image.width}×{image.height}, task {about.name!r} takes {width}×{height}; --resize scales"
         )
     values = torch.from_numpy(pixels(image, (width, height), CHANNELS[channels]).copy())
-    return shaped(values[None], tuple(about["shape"]))
+    return shaped(values[None], about.shape)

@@ -5,9 +5,9 @@ The writer writes through it and the reader reads through it; nobody else opens 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from codecl.train.events import LinkBytes, Status
+from codecl.train.events import LinkBytes, RunStarted, Status
 
 SCHEMA = 2
 
@@ -57,6 +57,16 @@ class Labels(_Part):
     exchange: str | None = None
     agent: int | None = None  # of a peer
 
+    @classmethod
+    def of(cls, run: RunStarted) -> "Labels":
+        """What the first event of a run calls it. Law: `started` undoes it."""
+        names = {name: getattr(run, name) for name in Labels.model_fields}
+        return cls(**names | {"exchange": None if run.agent is None else run.exchange})
+
+    def started(self, **more: Any) -> RunStarted:
+        """The first event of a run that is called so."""
+        return RunStarted(**self.model_dump(exclude_none=True) | more)
+
 
 class Metrics(Labels):
     """`metrics.json`."""
@@ -92,3 +102,12 @@ class Metrics(Labels):
         values = self.model_dump(mode="json", by_alias=True)
         first = {name: values.pop(name) for name in ("schema", "status")}
         return first | {name: v for name, v in values.items() if v is not None or name not in self.optional}
+
+
+def fault(error: ValidationError) -> str:
+    """The first thing that is off in what was recorded, in words."""
+    first = error.errors()[0]
+    name = first["loc"][-1] if first["loc"] else "kind"
+    if first["type"] == "missing" or first["input"] is None:
+        return f"{name} is not in it"
+    return f"{name} is {first['input']!r:.40}"

@@ -3,8 +3,9 @@
 Printing, recording, progress bars and plots consume them. Fields that are excluded hold live objects for consumers in
 this process; all others are recorded."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -29,8 +30,17 @@ class Event(BaseModel):
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if value is not None or name in self.always}
 
+    def stamped(self) -> Self:
+        """As it is kept: with the time, without live objects."""
+        live = (name for name, field in type(self).model_fields.items() if field.exclude)
+        return self.model_copy(update=dict.fromkeys(live) | {"time": round(time.time(), 3)})
 
-class Sent(Event):
+
+class InTask(Event):
+    task: int
+
+
+class Sent(InTask):
     """Something was sent: messages (a directed edge each) and their bytes, of all agents."""
 
     messages: int
@@ -58,7 +68,7 @@ class RunStarted(Event):
     fleet: str | None = None
 
 
-class TaskOpened(Event):
+class TaskOpened(InTask):
     kind: Literal["task"] = "task"
     name: str
     classes: int
@@ -83,6 +93,8 @@ class Stepped(Event):
 
 class EpochEnded(Sent):
     kind: Literal["epoch"] = "epoch"
+    epoch: int
+    step: int
     loss: Sequence[float]  # by agent, mean over the epoch
     lr: float
     consensus_error: float | None = None
@@ -116,7 +128,7 @@ class Flooded(Sent):
     state: Any = Live
 
 
-class Evaluated(Event):
+class Evaluated(InTask):
     kind: Literal["eval"] = "eval"
     accuracy: Sequence[float]  # of each task so far, percent
     seconds: float
@@ -161,3 +173,9 @@ Recorded = (
     RunStarted | TaskOpened | EpochEnded | Agreed | Grown | Flooded | Evaluated | MemberChanged | LinksClosed | RunEnded
 )
 EVENT: TypeAdapter[Recorded] = TypeAdapter(Annotated[Recorded, Field(discriminator="kind")])
+E = TypeVar("E", bound=Event)
+
+
+def of_type(events: Iterable[Event], kind: type[E]) -> list[E]:
+    """The events of one kind, in order."""
+    return [event for event in events if isinstance(event, kind)]

@@ -1,0 +1,287 @@
+"""Reading run folders: the one reader of what the writer has written, through the schema. It needs no torch, but for
+configs and tasks."""
+
+import json
+import os
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from codecl.errors import ConfigError, DataError
+from codecl.registry import reason
+from codecl.runs.metrics import metrics
+from codecl.runs.schema import SCHEMA, Labels, Metrics, fault
+from codecl.train.events import EVENT, E, MemberChanged, Recorded, RunStarted, Status, TaskOpened, of_type
+
+if TYPE_CHECKING:
+    from codecl.data.task import TaskInfo
+    from codecl.runs.config import RunConfig
+
+EVENTS = "events.jsonl"
+AGENT = re.compile(r"agent-\d+")  # the folder of a peer
+FROM_WORST: tuple[Status, ...] = ("partial", "degraded", "complete")
+
+
+class Link(NamedTuple):
+    """Bytes of tensors that one peer sent to another."""
+
+    sender: int
+    hearer: int
+    bytes: int
+
+
+class Run(NamedTuple):
+    """A run, or a fleet of peers as one. Its metrics have what it is called and how it ended."""
+
+    folder: Path
+    metrics: Metrics
+    events: Sequence[Recorded] = ()  # of a fleet: those of the agent that got furthest
+    config: "RunConfig | None" = None  # None: there is none that can be read
+    links: Sequence[Link] = ()  # of a fleet
+
+    @property
+    def opened(self) -> list[int]:
+        """Its tasks, as `cc_by_task` and `free_by_task` have them; where no events were kept, from the first on."""
+        known = dict.fromkeys(event.task for event in self.of(TaskOpened))
+        return list(known) or list(range(len(self.metrics.free_by_task)))
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Its events of one kind."""
+        return of_type(self.events, kind)
+
+
+def find_runs(paths: Sequence[Path], marks: Sequence[str] = ("metrics.json",)) -> list[Path]:
+    """The run folders at or under these paths: those with one of `marks` in them."""
+    folders: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: no such folder")
+        runs = sorted({file.parent for mark in marks for file in path.rglob(mark)})
+        if not runs:
+            what = "finished runs" if len(marks) == 1 else "runs"
+            raise DataError(f"{path}: no {what} in it (no {' or '.join(marks)})")
+        folders += runs
+    return list(dict.fromkeys(folders))
+
+
+def read_run(folder: Path) -> Run:
+    """A run that is complete, was stopped or goes on; DataError says why it cannot be used."""
+    try:
+        config = read_config(folder)
+    except DataError:  # what was recorded can be shown without it
+        config = None
+    written = read_metrics(folder) if (folder / "metrics.json").exists() else None
+    if not (folder / EVENTS).is_file():
+        if written is None:
+            begun = "nothing is recorded in it yet" if config else "config.yaml in it is not a run's"
+            raise DataError(f"{folder}: {begun} (no {EVENTS})")
+        return Run(folder, written, (), config)  # its scores were kept, its curves were not
+    events = read_events(folder)
+    if not events or not isinstance(events[0], RunStarted | MemberChanged):  # a peer that came back says so first
+        raise DataError(f"{folder}: nothing is recorded in it yet")
+    if written is None or written.status == "partial":  # a run that goes on has more events than its last metrics
+        written = _so_far(folder, events)
+    links = [Link(written.agent or 0, int(peer), count.sent) for peer, count in (written.links or {}).items()]
+    return Run(folder, written, events, config, links)
+
+
+def _so_far(folder: Path, events: Sequence[Recorded]) -> Metrics:
+    """The metrics of a run that goes on or was stopped."""
+    started = of_type(events, RunStarted)
+    if not started:
+        raise DataError(f"{folder}: {EVENTS} does not say which run it is of (no event of kind run)")
+    return metrics(events, Labels.of(started[0]), "partial", lasted_s(events))
+
+
+def lasted_s(events: Sequence[Recorded]) -> float:
+    """From the first event to the last."""
+    times = [event.time for event in events if event.time is not None]
+    return times[-1] - times[0] if times else 0.0
+
+
+def recorded(folder: Path, config: "RunConfig") -> Metrics | None:
+    """The metrics of this run, where the folder holds it complete. A folder with something else in it is refused."""
+    from codecl.runs.config import difference
+
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file, not a run folder; choose another --out")
+    if not folder.exists() or all(path.name.startswith("agent-") for path in folder.iterdir()):  # a fleet's, or empty
+        return None
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder}: is there already and is not a run folder; choose another --out")
+    before = read_config(folder)
+    if before.decisive() != config.decisive():
+        changes = difference(before, config)
+        raise ConfigError(f"{folder}: holds a run with another config ({'; '.join(changes[:3])}); choose another --out")
+    try:
+        done = read_metrics(folder)
+    except DataError:  # it did not come to its end
+        return None
+    return done if done.status in ("complete", "degraded") else None
+
+
+def read_config(folder: Path) -> "RunConfig":
+    from codecl.runs.config import parse
+
+    try:
+        return parse(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError, TypeError, ConfigError) as error:
+        raise DataError(f"{folder}: config.yaml is broken or of another version ({reason(error)})") from error
+
+
+def read_metrics(folder: Path) -> Metrics:
+    try:
+        values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder}: holds no finished run (no metrics.json)") from None
+    except (OSError, ValueError):
+        raise DataError(f"{folder}: metrics.json is broken, it cannot be read as JSON") from None
+    if not isinstance(values, dict) or "schema" not in values:
+        raise DataError(f"{folder}: metrics.json is not a run's (it names no schema)")
+    if values["schema"] != SCHEMA:
+        raise DataError(
+            f"{folder}: metrics.json is of another version (schema {values['schema']!r}, known is {SCHEMA})"
+        )
+    try:
+        return Metrics(**values)
+    except ValidationError as error:
+        raise DataError(f"{folder}: metrics.json is broken, {fault(error)}") from error
+
+
+def read_tasks(folder: Path) -> list["TaskInfo"]:
+    """What is known of the tasks of a recorded run."""
+    from codecl.data.task import TaskInfo
+
+    try:
+        values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
+        tasks = [TaskInfo(**task) for task in values["tasks"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        tasks = []
+    if not tasks:
+        raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
+    return tasks
+
+
+def read_events(folder: Path, size: int = -1) -> list[Recorded]:
+    """All events, or those of the file's first bytes; of a last line that is half written, nothing."""
+    return EventTail(folder).read(size).events
+
+
+class News(NamedTuple):
+    events: list[Recorded]
+    restarted: bool  # the file was cut or replaced: these events are from its beginning
+
+
+class EventTail:
+    """Follows the events of a run folder: only what is new, only whole lines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._start()
+
+    def _start(self) -> None:
+        self._at = self._lines = 0  # up to where the file was read
+        self._last = b""  # the line that ends there
+
+    def read(self, size: int = -1) -> News:
+        """The events that came since; a line that is half written waits.
+
+        A file in which the last line that was read is no longer where it was is another, or was cut: it is read
+        anew."""
+        restarted = False
+        try:
+            with (self.folder / EVENTS).open("rb") as file:
+                file.seek(self._at - len(self._last))
+                data = file.read(size)
+                if os.fstat(file.fileno()).st_size < self._at or not data.startswith(self._last):
+                    restarted = True
+                    self._start()
+                    file.seek(0)
+                    data = file.read(size)
+        except FileNotFoundError:
+            restarted = self._at > 0
+            self._start()
+            return News([], restarted)
+        except OSError as error:
+            raise DataError(f"{self.folder}: {EVENTS} cannot be read ({error.strerror or error})") from error
+        lines = [line + b"\n" for line in data[len(self._last) :].split(b"\n")[:-1]]
+        return News([self._event(line) for line in lines], restarted)
+
+    def _event(self, line: bytes) -> Recorded:
+        """The event of the next line."""
+        number = self._lines + 1
+        try:
+            values = json.loads(line)
+            if not isinstance(values, dict) or "kind" not in values:
+                raise DataError(f"{self.folder}: {EVENTS} is not a run's (line {number} has no kind)")
+            event = EVENT.validate_python(values)
+        except ValidationError as error:
+            raise DataError(f"{self.folder}: {EVENTS} is broken at line {number}, {fault(error)}") from error
+        except ValueError:
+            raise DataError(f"{self.folder}: {EVENTS} is broken at line {number}") from None
+        self._at += len(line)
+        self._lines = number
+        self._last = line
+        return event
+
+
+def as_fleets(runs: Sequence[Run]) -> list[Run]:
+    """Runs as they are; the agents of a fleet, `seed-<s>/agent-<i>`, as one run `seed-<s>`, which may hold a simulated
+    one beside it."""
+    fleets: dict[Path, list[Run]] = {}
+    for run in runs:
+        if _is_agent(run):
+            fleets.setdefault(run.folder.parent, []).append(run)
+    out: list[Run] = []
+    for run in runs:
+        if not _is_agent(run):
+            out.append(run)
+        elif run.folder.parent in fleets:
+            out.append(_fleet(fleets.pop(run.folder.parent)))
+    return out
+
+
+def _is_agent(run: Run) -> bool:
+    return run.metrics.agent is not None and AGENT.fullmatch(run.folder.name) is not None
+
+
+def _fleet(agents: Sequence[Run]) -> Run:
+    """What agents sent is added up; accuracies are means over those whose records are here: those that hold the same
+    model score alike; the worst of their states is the fleet's."""
+    furthest = max(agents, key=lambda run: len(run.metrics.accuracy_matrix))
+    each = [run.metrics for run in agents]
+    full_bytes = sum(one.traffic.full_bytes for one in each)
+    sent_bytes = sum(one.traffic.sent_bytes for one in each)
+    traffic = furthest.metrics.traffic.model_copy(
+        update={
+            "cc": full_bytes / sent_bytes if sent_bytes else None,
+            "train_bytes": sum(one.traffic.train_bytes for one in each),
+            "boundary_bytes": sum(one.traffic.boundary_bytes for one in each),
+            "full_bytes": full_bytes,
+            "wire_bytes": sum(one.traffic.wire_bytes or 0 for one in each),
+        }
+    )
+    together = furthest.metrics.model_copy(
+        update={
+            "agent": None,
+            "links": None,
+            "status": next(status for status in FROM_WORST if status in [one.status for one in each]),
+            "acc": _mean([one.acc for one in each]),
+            "bwt": _mean([one.bwt for one in each]),
+            "traffic": traffic,
+            "missed": sum(one.missed or 0 for one in each),
+            "recorded_agents": len(each),
+        }
+    )
+    links = [link for run in agents for link in run.links]
+    return furthest._replace(folder=furthest.folder.parent, metrics=together, links=links)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -1,0 +1,228 @@
+"""Writing a run folder as the run goes: config, environment, events, checkpoints, metrics, model. Never a pickle."""
+
+import json
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+
+from codecl.data.task import TaskInfo
+from codecl.errors import ConfigError, RunFailed
+from codecl.files import lock, write_text
+from codecl.runs import checkpoint
+from codecl.runs.checkpoint import Checkpoint
+from codecl.runs.config import RunConfig
+from codecl.runs.environment import environment
+from codecl.runs.metrics import last_of_task, metrics
+from codecl.runs.model import save_model
+from codecl.runs.reader import EVENTS, lasted_s, read_events
+from codecl.runs.schema import Labels, Metrics
+from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, Status, TaskOpened, of_type
+from codecl.train.state import State, TaskPosition
+
+Generators = Mapping[str, torch.Tensor]
+
+
+class Writer(Protocol):
+    """What training needs of a run folder."""
+
+    config: RunConfig
+    labels: Labels
+    events: list[Recorded]  # all that are recorded
+    point: Checkpoint | None  # where the run goes on
+
+    def event(self, event: Event) -> None: ...
+
+    def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None: ...
+
+    def close(self, status: Status) -> Metrics | None: ...
+
+
+class NullWriter:
+    """Where another process, the leading one, writes."""
+
+    point: Checkpoint | None = None
+
+    def __init__(self, config: RunConfig, labels: Labels) -> None:
+        self.config = config
+        self.labels = labels
+        self.events: list[Recorded] = []
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None:
+        pass
+
+    def close(self, status: Status) -> None:
+        pass
+
+
+class RunWriter:
+    """One run folder being written, by this process alone. Open it by `new`, `resume` or `append`."""
+
+    def __init__(
+        self, folder: Path, config: RunConfig, labels: Labels, handle: int | None, point: Checkpoint | None = None
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.labels = labels
+        self.point = point
+        self.state = point.state if point else None  # of the tasks that are finished
+        self.events = read_events(folder)
+        self._before_s = lasted_s(self.events)
+        self._began = time.time()
+        self._lock = handle
+        self._file = (folder / EVENTS).open("a", encoding="utf-8")
+
+    @classmethod
+    def new(cls, folder: Path, config: RunConfig, labels: Labels) -> "RunWriter":
+        """An earlier run in the folder is gone."""
+        with _locked(folder) as handle:
+            _start(folder, config)
+            return cls(folder, config, labels, handle)
+
+    @classmethod
+    def resume(cls, folder: Path, config: RunConfig, labels: Labels, device: torch.device) -> "RunWriter":
+        """From the newest checkpoint, its tensors on this device: what was recorded after it is cut. New where there
+        is none."""
+        with _locked(folder) as handle:
+            point = checkpoint.latest(folder / "checkpoint", device)
+            if point is None:
+                _start(folder, config)
+            else:
+                os.truncate(folder / EVENTS, point.events)
+            return cls(folder, config, labels, handle, point)
+
+    @classmethod
+    def append(cls, folder: Path, config: RunConfig, labels: Labels) -> "RunWriter":
+        """All that was recorded stays, but for a line that is half written."""
+        with _locked(folder) as handle:
+            path = folder / EVENTS
+            if path.is_file():
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            else:
+                _start(folder, config)
+            return cls(folder, config, labels, handle)
+
+    def environment(self, device: torch.device) -> None:
+        """Of this process; those of earlier ones, where the run was resumed, beside it."""
+        path = self.folder / "environment.json"
+        values = environment(device)
+        if self.point:
+            with suppress(OSError, ValueError, AttributeError):
+                earlier = json.loads(path.read_text(encoding="utf-8"))
+                values["before"] = [*earlier.pop("before", []), earlier]
+        _write(path, values)
+
+    def tasks(self, tasks: Sequence[TaskInfo]) -> None:
+        """What predictions need to know of each task, beside the model."""
+        _write(self.folder / "model" / "tasks.json", {"tasks": [task.model_dump(mode="json") for task in tasks]})
+
+    def event(self, event: Event) -> None:
+        """Append a line to events.jsonl, and the event to `events`."""
+        if not isinstance(event, Recorded) or self._opened_before(event):
+            return
+        stamped = event.stamped()
+        self.events.append(stamped)
+        try:
+            self._file.write(_line(stamped))
+            self._file.flush()
+        except OSError as error:
+            raise RunFailed(f"{self.folder}: {EVENTS} cannot be written ({error.strerror or error})") from error
+        if isinstance(event, Flooded):
+            self.state = event.state
+
+    def _opened_before(self, event: Recorded) -> bool:
+        """Whether this is a task that is resumed."""
+        return isinstance(event, TaskOpened) and event.task in [task.task for task in of_type(self.events, TaskOpened)]
+
+    def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None:
+        """A checkpoint of all that is recorded so far; where it cannot be written, the run goes on without it."""
+        steps = sum(epoch.step for epoch in last_of_task(of_type(self.events, EpochEnded)))
+        try:
+            os.fsync(self._file.fileno())
+            point = Checkpoint(state, position, steps, self._file.tell(), generators)
+            checkpoint.write(self.folder / "checkpoint", point)
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
+            warnings.warn(f"{self.folder}: no checkpoint could be written ({why}); the run goes on", stacklevel=2)
+
+    def close(self, status: Status) -> Metrics:
+        """Write metrics and the model of the tasks that are finished."""
+        try:
+            self.event(RunEnded(status=status))
+            out = metrics(self.events, self.labels, status, self._before_s + time.time() - self._began)
+            if self.state is not None:
+                save_model(self.state, self.folder / "model")
+            _write(self.folder / "metrics.json", out.dump())
+            if status == "complete":
+                checkpoint.keep(self.folder / "checkpoint", 1)  # more tasks go on from its end
+            return out
+        finally:
+            with suppress(OSError):
+                self._file.close()
+            _unlock(self._lock)
+
+
+def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded]) -> int:
+    """A run folder that holds these events and nothing more yet; gives their bytes."""
+    text = "".join(map(_line, events))
+    with _locked(folder) as handle:
+        _clear(folder)
+        write_text(folder / EVENTS, text)
+        write_text(folder / "config.yaml", config.dump())
+    _unlock(handle)
+    return len(text.encode())
+
+
+def _line(event: Recorded) -> str:
+    """Of events.jsonl."""
+    return json.dumps(event.record()) + "\n"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int | None]:
+    """The folder, made and locked. The lock stays where all goes well."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = lock(folder)
+        try:
+            yield handle
+        except BaseException:
+            _unlock(handle)
+            raise
+    except OSError as error:
+        raise ConfigError(f"out: {folder} cannot be written ({error.strerror or error})") from error
+
+
+def _unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
+
+
+def _start(folder: Path, config: RunConfig) -> None:
+    _clear(folder)
+    write_text(folder / "config.yaml", config.dump())
+
+
+def _clear(folder: Path) -> None:
+    """What a run writes is gone, what others put there stays. The config goes last, so that a folder that was left half
+    cleared is still known as this run's."""
+    written = [folder / name for name in ("metrics.json", EVENTS, "environment.json", "checkpoint", "model")]
+    for path in (*written, *folder.glob("*.part"), folder / "config.yaml"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(values, indent=1) + "\n")
