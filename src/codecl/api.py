@@ -20,7 +20,7 @@ from codecl.exchange.topology import Graph
 from codecl.methods import METHODS, Method
 from codecl.registry import code_digest
 from codecl.runs import extend, record, resume
-from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
+from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.model import load
 from codecl.train import execution
@@ -37,7 +37,7 @@ class Result(NamedTuple):
     metrics: dict[str, Any]
     folder: Path
     trained: bool  # False: the folder held this very run already
-    module: nn.Module  # as given
+    module: nn.Module | None  # as given; None: the one that the config names
 
     def model(self, task: int = -1) -> nn.Module:
         """The trained module with the head of this task (from 0; -1: the last), ready for inference."""
@@ -153,19 +153,17 @@ def run(
     simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
     call, the leading one records."""
     with joined(exchange, device_of(device)) as here:
-        _check_ranks(config, here)
-        folder, place = record.folder_of(config, out), here.device
-        dealt = deal(config, tasks, place)
-        module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
-        done = here.broadcast(lambda: record.recorded(folder, config))
+        done = recorded(config, out=out, device=device, exchange=exchange, module=module)
         if done is not None and not again:
-            return Result(done, folder, False, module)
-        with computing(place), seeded(config.seed, "trial", place):
-            setup, state = assemble(config, module, dealt, place, here.exchange)
+            return done
+        folder = record.folder_of(config, out)
+        data = task_data(config, tasks, here.device)
+        with compute_settings(here.device), seeded(config.seed, "trial", here.device):
+            setup, state = build_setup(config, data, here.device, module, here.exchange)
         book = _book(folder, config, setup, here, again, after)
         finished = False
         try:
-            with computing(place):
+            with compute_settings(here.device):
                 setup = setup._replace(execution=_running(book, config, setup, state, here))
                 with closing(resume.events(book, setup, state, here)) as events:
                     for event in events:
@@ -175,6 +173,23 @@ def run(
         finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
             results = book.close("complete" if finished else "partial")
         return Result(here.broadcast(lambda: results), folder, True, module)
+
+
+def recorded(
+    config: RunConfig,
+    *,
+    out: Path = Path("runs"),
+    device: str = "auto",
+    exchange: str = "auto",
+    module: nn.Module | None = None,
+) -> Result | None:
+    """The run of this config, where its folder holds it complete; no data is read. All processes make this call."""
+    with joined(exchange, device_of(device)) as here:
+        _check_ranks(config, here)
+        check_files(config)  # another file is another run: one that is gone cannot be told
+        folder = record.folder_of(config, out)
+        metrics = here.broadcast(lambda: record.recorded(folder, config))
+    return Result(metrics, folder, False, module) if metrics is not None else None
 
 
 def _check_ranks(config: RunConfig, here: Ranks) -> None:
