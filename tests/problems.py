@@ -7,7 +7,7 @@ from torch import nn
 
 from codecl.data.task import Task
 from codecl.exchange import Simulated
-from codecl.runs.build import BuildExchange, assemble, deal
+from codecl.runs.build import BuildExchange, build_setup, task_data
 from codecl.runs.config import RunConfig, merge, validate
 from codecl.train.loop import train
 from codecl.train.state import Setup, State
@@ -79,7 +79,7 @@ def config(**fields: object) -> RunConfig:
 def build(
     module: nn.Module, stream: list[Task], settings: RunConfig, exchange: BuildExchange = Simulated
 ) -> tuple[Setup, State]:
-    return assemble(settings, module, deal(settings, stream, CPU), CPU, exchange)
+    return build_setup(settings, task_data(settings, stream, CPU), CPU, module, exchange)
 
 
 def trajectory(module: nn.Module, stream: list[Task], settings: RunConfig) -> Iterator[list[dict[str, torch.Tensor]]]:

@@ -125,13 +125,13 @@ def test_a_graph_of_ones_own(tmp_path):
 
 def test_load_gives_a_preset_run_back_without_the_users_module(tmp_path):
     from codecl import api
-    from codecl.runs.build import tasks_of
+    from codecl.runs.build import load_tasks
     from codecl.runs.config import preset, resolve
 
     settings = resolve(preset("quickstart"), {"train": {"epochs": 1, "batch_size": 50}, "agents": 2})
     result = api.run(settings, out=tmp_path)
     module = codecl.load(result.folder, 4)
-    images, labels = tasks_of(settings)[4].test
+    images, labels = load_tasks(settings)[4].test
     found = float((module(images.float() / 255).argmax(1) == labels).double().mean())
     assert 100 * found == pytest.approx(result.metrics["accuracy_matrix"][-1][4])
 

@@ -19,12 +19,12 @@ from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph
 from codecl.methods import METHODS, Method
 from codecl.registry import code_digest
-from codecl.runs import extend, resume
-from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
+from codecl.runs import extend, reader, resume
+from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.folder import folder_of, labels_of
 from codecl.runs.model import load
-from codecl.runs.reader import read_config, recorded
+from codecl.runs.reader import read_config
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import NullWriter, RunWriter, Writer
 from codecl.train import autotune
@@ -41,7 +41,7 @@ class Result(NamedTuple):
     metrics: dict[str, Any]
     folder: Path
     trained: bool  # False: the folder held this very run already
-    module: nn.Module  # as given
+    module: nn.Module | None  # as given; None: the one that the config names
 
     def model(self, task: int = -1) -> nn.Module:
         """The trained module with the head of this task (from 0; -1: the last), ready for inference."""
@@ -160,19 +160,17 @@ def run(
     simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
     call, the leading one records."""
     with joined(exchange, device_of(device)) as here:
-        _check_ranks(config, here)
-        folder, place = folder_of(config, out), here.device
-        dealt = deal(config, tasks, place)
-        module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
-        done = here.broadcast(lambda: _dumped(recorded(folder, config)))
-        if done and not again:
-            return Result(done, folder, False, module)
-        with computing(place), seeded(config.seed, "trial", place):
-            setup, state = assemble(config, module, dealt, place, here.exchange)
+        done = recorded(config, out=out, device=device, exchange=exchange, module=module)
+        if done is not None and not again:
+            return done
+        folder = folder_of(config, out)
+        data = task_data(config, tasks, here.device)
+        with compute_settings(here.device), seeded(config.seed, "trial", here.device):
+            setup, state = build_setup(config, data, here.device, module, here.exchange)
         writer = _open(folder, config, setup, here, again, after)
         finished = False
         try:
-            with computing(place):
+            with compute_settings(here.device):
                 setup = setup._replace(execution=_start(writer, config, setup, state, here))
                 with closing(resume.events(writer, setup, state, here, mu)) as events:
                     for event in events:
@@ -187,6 +185,23 @@ def run(
 def _dumped(metrics: Metrics | None) -> dict[str, Any]:
     """Plain values, which travel between ranks and are a caller's to use; empty: there are none."""
     return metrics.dump() if metrics else {}
+
+
+def recorded(
+    config: RunConfig,
+    *,
+    out: Path = Path("runs"),
+    device: str = "auto",
+    exchange: str = "auto",
+    module: nn.Module | None = None,
+) -> Result | None:
+    """The run of this config, where its folder holds it complete; no data is read. All processes make this call."""
+    with joined(exchange, device_of(device)) as here:
+        _check_ranks(config, here)
+        check_files(config)  # another file is another run: one that is gone cannot be told
+        folder = folder_of(config, out)
+        metrics = here.broadcast(lambda: _dumped(reader.recorded(folder, config)))
+    return Result(metrics, folder, False, module) if metrics else None
 
 
 def _check_ranks(config: RunConfig, here: Ranks) -> None:

@@ -87,8 +87,7 @@ def test_mistakes_are_one_line_before_anything_is_measured(cli, tmp_path, argume
 def test_a_case_is_the_second_task_with_half_of_the_space_free():
     problem = bench.WORKLOADS["mlp"]
     config = bench._config(problem, 2, "codec", {})
-    dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
-    setup, start = bench.assemble(config, bench.build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU)
+    setup, start = bench.build_setup(config, bench.task_data(config, bench._tasks(problem, 4), CPU), CPU)
     opened = next(iter(bench.train(setup, bench._second_task(setup, start))))
     assert opened.task == 1
     assert opened.free == {"fc1": 393, "fc2": 129}  # of 784 + 1 and 256 + 1 inputs, with the bias
@@ -98,8 +97,7 @@ def test_the_plain_loop_is_decentralized_sgd():
     """It learns what the loop's dpsgd learns: same steps, same losses."""
     problem = bench.WORKLOADS["convnet"]
     config = bench._config(problem, 2, "dpsgd", {})
-    dealt = bench.deal(config, bench._tasks(problem, 4), CPU)
-    setup, start = bench.assemble(config, bench.build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU)
+    setup, start = bench.build_setup(config, bench.task_data(config, bench._tasks(problem, 4), CPU), CPU)
     state = bench._second_task(setup, start)
     ours = next(event for event in bench.train(setup, state) if event.kind == "epoch")
     losses = []

@@ -13,7 +13,7 @@ import pytest
 
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
-from codecl.data.verify import by, plus
+from codecl.data.verify import counts_text, shape_text
 from tests.cli.test_cli import failed as line
 from tests.conftest import ROOT
 from tests.data import canonical
@@ -180,7 +180,9 @@ def test_the_real_cifar100_is_ok(data, tmp_path):
 def test_the_page_on_data_names_what_there_is(cli, tmp_path):
     page = (ROOT / "docs" / "data.md").read_text()
     for entry in CATALOGUE.values():
-        assert f"| `{entry.name}` | {by(entry.shape)} | {entry.classes} | {plus(entry.counts[0])} |" in page
+        assert (
+            f"| `{entry.name}` | {shape_text(entry.shape)} | {entry.classes} | {counts_text(entry.counts[0])} |" in page
+        )
     commands = set(re.findall(r"^\$ codecl data (\w+)", page, re.M))
     assert commands == {"list", "fetch", "add", "verify"}
     shown = "".join(cli("data", command, "--help", cwd=tmp_path).stdout for command in commands)

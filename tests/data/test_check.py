@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl.data.catalogue import CATALOGUE, Entry
-from codecl.data.digest import content
 from codecl.data.store import PARTS, ImageSet
-from codecl.data.verify import judge
+from codecl.data.verify import content_digest, judge
 from tests.data.canonical import arrays
 
 
@@ -29,7 +28,7 @@ def sets(draw):
 def test_the_digest_does_not_depend_on_order(images, random):
     orders = [random.sample(range(len(labels)), len(labels)) for _, labels in images.splits().values()]
     mixed = [getattr(images, part)[orders[number // 2]] for number, part in enumerate(PARTS)]
-    assert content(ImageSet(*mixed)) == content(images)
+    assert content_digest(ImageSet(*mixed)) == content_digest(images)
 
 
 @given(sets(), st.data())
@@ -38,7 +37,7 @@ def test_the_digest_changes_with_any_pixel_or_label(images, data):
     changed = getattr(images, part).copy()
     place = data.draw(st.integers(0, changed.size - 1))
     changed.reshape(-1)[place] += data.draw(st.integers(1, 200))
-    assert content(replace(images, **{part: changed})) != content(images)
+    assert content_digest(replace(images, **{part: changed})) != content_digest(images)
 
 
 def test_the_digest_is_written_down():
@@ -48,7 +47,7 @@ def test_the_digest_is_written_down():
 
     train = sha256(b"\1\0\0\0\0\0\0\0" + b"\0\0\0\0").digest()
     test = sha256(b"\2\0\0\0\0\0\0\0" + b"\1\1\1\1").digest()
-    assert content(images) == sha256(train + test).hexdigest()
+    assert content_digest(images) == sha256(train + test).hexdigest()
 
 
 @pytest.fixture
@@ -57,23 +56,29 @@ def made():
 
 
 def entry(made, **changes):
-    facts = {"name": "x", "shape": (1, 28, 28), "classes": 10, "counts": ((40, 20),), "digests": (content(made),)}
+    facts = {
+        "name": "x",
+        "shape": (1, 28, 28),
+        "classes": 10,
+        "counts": ((40, 20),),
+        "digests": (content_digest(made),),
+    }
     return Entry(**(facts | changes))
 
 
 def test_ok_fits_own_and_wrong(made):
     other = replace(made, train_labels=np.roll(made.train_labels, 1))
-    assert judge(made, entry(made)).word == "ok"
-    assert judge(made, None).word == "own"
+    assert judge(made, entry(made)).status == "ok"
+    assert judge(made, None).status == "own"
     fits = judge(made, entry(made, digests=()))
-    assert fits.word == "fits"
-    assert "has nothing to be compared with" in fits.why
-    assert judge(other, entry(made)).word == "fits"
-    assert "is not that of the known copy" in judge(other, entry(made)).why
+    assert fits.status == "fits"
+    assert "has nothing to be compared with" in fits.reason
+    assert judge(other, entry(made)).status == "fits"
+    assert "is not that of the known copy" in judge(other, entry(made)).reason
     exact = judge(other, entry(made, exact=True))
-    assert exact.word == "wrong"
-    assert "images or labels are not the original's" in exact.why
-    assert judge(made, entry(made, counts=((1, 1), (40, 20)))).word == "ok"
+    assert exact.status == "wrong"
+    assert "images or labels are not the original's" in exact.reason
+    assert judge(made, entry(made, counts=((1, 1), (40, 20)))).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +97,8 @@ def test_what_differs_from_the_published(made, changes, says):
 def test_what_no_data_set_may_have(made):
     def wrong(**changes):
         verdict = judge(replace(made, **changes), None)
-        assert verdict.word == "wrong"
-        return verdict.why
+        assert verdict.status == "wrong"
+        return verdict.reason
 
     assert "train_images are float32" in wrong(train_images=made.train_images.astype(np.float32))
     assert "test_images are uint8 [20, 28, 28]" in wrong(test_images=made.test_images[:, 0])
@@ -103,7 +108,7 @@ def test_what_no_data_set_may_have(made):
     assert "test images 1×27×28" in wrong(test_images=made.test_images[:, :, 1:])
     few = replace(made, test_labels=np.where(made.test_labels == 3, 4, made.test_labels))
     assert judge(few, None) == ("wrong", "class 3 has no test images")
-    assert judge(replace(made, train_labels=made.train_labels + 10**15), None).word == "wrong"
+    assert judge(replace(made, train_labels=made.train_labels + 10**15), None).status == "wrong"
 
 
 def test_the_catalogue_is_whole():

@@ -53,7 +53,7 @@ def test_a_good_server(name, folder, tmp_path):
     with serving(files) as (address, asked):
         kept = fetching.fetch(entry, mirror=address)
         assert sorted(asked) == sorted(files)
-    assert kept.verdict.word == "fits"
+    assert kept.verdict.status == "fits"
     for part in store.PARTS:
         np.testing.assert_array_equal(getattr(store.read(name), part), getattr(made, part))
     assert contents(folder).keys() - before.keys() == {f"{name}.safetensors"}, "the archives are gone"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from codecl.data import files
+from codecl.data import store, streams
 from codecl.data.streams import STREAMS
 from codecl.errors import DataError
 from codecl.runs.config import preset, resolve
@@ -46,10 +46,10 @@ def test_a_file_that_is_not_there_or_broken_is_said_in_one_line(folder):
         STREAMS["split-cifar100"]()
     (folder / "cifar100.safetensors").write_bytes(b"12345678 not a data set")
     with pytest.raises(DataError, match="cannot be read"):
-        files.load("cifar100")
+        streams.from_file("cifar100")
     save_file({"train_images": torch.zeros(1, 3, 2, 2, dtype=torch.uint8)}, folder / "cifar100.safetensors")
     with pytest.raises(DataError, match="lacks train_labels, test_images, test_labels"):
-        files.load("cifar100")
+        streams.from_file("cifar100")
 
 
 def test_another_file_is_another_run(folder):
@@ -80,17 +80,17 @@ def test_a_file_with_other_shapes_is_said_in_one_line(folder, changes):
     with pytest.raises(
         DataError, match=r"_images of .* are torch\..* they should be uint8 \[n, channels, height, width\]"
     ):
-        files.load("cifar100")
+        streams.from_file("cifar100")
 
 
 def test_the_data_folder_is_the_cache_unless_it_is_named(monkeypatch, tmp_path):
-    assert files.folder() == tmp_path
+    assert store.folder() == tmp_path
     monkeypatch.delenv("CODECL_DATA")
     monkeypatch.setenv("CODECL_CACHE", str(tmp_path / "cache"))
-    assert files.folder() == tmp_path / "cache"
+    assert store.folder() == tmp_path / "cache"
     monkeypatch.delenv("CODECL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert files.folder().name == "codecl"
+    assert store.folder().name == "codecl"
 
 
 def test_the_preset_runs_on_a_small_file(cli, folder):

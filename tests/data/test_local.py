@@ -8,8 +8,7 @@ from codecl.data import store
 from codecl.data.store import ImageSet
 from codecl.data.streams import FIVE
 from codecl.errors import ConfigError, DataError
-from codecl.exchange import Simulated
-from codecl.runs.build import assemble, build_model, check, deal, tasks_of
+from codecl.runs.build import build_setup, check, load_tasks, task_data
 from codecl.runs.config import preset as preset_of
 from codecl.runs.config import resolve, validate
 from codecl.train.loop import train
@@ -53,7 +52,7 @@ def mine(tmp_path, monkeypatch):
 
 def test_all_images_are_the_agents_own_whichever_number_it_has(mine):
     for place in (mine, mine.parent):
-        first, second = deal(settings(place), None, CPU, alone=True)
+        first, second = task_data(settings(place), None, CPU, alone=True)
         assert [data.classes for data in (first, second)] == [2, 2]
         for agent in range(4):
             assert sorted(first.partition[agent].tolist()) == [0, 1, 2, 3]
@@ -67,9 +66,7 @@ def test_one_agent_with_its_own_data_trains(mine):
     """A batch larger than the shard, a class that it lacks: with one agent alone the simulated exchange will do."""
     own = settings(mine, agents=1)
     own = own.model_copy(update={"topology": own.topology.model_copy(update={"name": "complete"})})
-    dealt = deal(own, None, CPU, alone=True)
-    module = build_model(own, dealt[0].shape, dealt[0].classes)
-    setup, state = assemble(own, module, dealt, CPU, Simulated)
+    setup, state = build_setup(own, task_data(own, None, CPU, alone=True), CPU)
     events = list(train(setup, state))
     assert [event.steps for event in events if event.kind == "task"] == [3, 3]
     assert len([event for event in events if event.kind == "step"]) == 6
@@ -87,7 +84,7 @@ def test_agents_differ_in_mine_alone_and_belong_to_one_run(mine, tmp_path):
 
 
 def test_the_scale_is_the_stated_one_whatever_the_images(mine):
-    data = deal(settings(mine), None, CPU, alone=True)[0]
+    data = task_data(settings(mine), None, CPU, alone=True)[0]
     white = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
     assert data.prepare(white).item() == pytest.approx(2.0)
     assert data.describe()["mean"] == [0.5]
@@ -100,7 +97,7 @@ def test_streams_with_published_numbers_need_none_stated(tmp_path, monkeypatch):
         preset_of("quickstart"),
         {"data": {"stream": "five-datasets", "local_path": str(tmp_path / "ward"), "steps_per_epoch": 2}},
     )
-    assert [task.mean for task in tasks_of(own, alone=True)] == [scale.mean for scale in FIVE.values()]
+    assert [task.mean for task in load_tasks(own, alone=True)] == [scale.mean for scale in FIVE.values()]
     with pytest.raises(ConfigError, match=r"'one\.safetensors' is one file, but data\.stream needs cifar10, fashion-"):
         validate({"data": {"stream": "five-datasets", "local_path": "one.safetensors", "steps_per_epoch": 2}})
 
@@ -109,10 +106,10 @@ def test_tasks_are_those_of_the_catalogue_whatever_classes_the_agent_has(tmp_pat
     images = arrays("mnist", 40, 20)
     few = ImageSet(images.train_images, images.train_labels % 3, images.test_images, images.test_labels)
     path = write(tmp_path / "ward", "mnist", few, monkeypatch)
-    assert [task.classes for task in tasks_of(settings(path, "whole(mnist)"), alone=True)] == [10]
-    assert len(tasks_of(settings(path, "split(mnist, 2)"), alone=True)) == 5
+    assert [task.classes for task in load_tasks(settings(path, "whole(mnist)"), alone=True)] == [10]
+    assert len(load_tasks(settings(path, "split(mnist, 2)"), alone=True)) == 5
     with pytest.raises(DataError, match=r"task 'classes 4-5': 0 training images"):
-        deal(settings(path, "split(mnist, 2)"), None, CPU, alone=True)
+        task_data(settings(path, "split(mnist, 2)"), None, CPU, alone=True)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +149,7 @@ def test_a_run_that_holds_several_agents_refuses_it(mine, tmp_path):
     for call in (
         lambda: api.run(settings(mine), out=tmp_path),
         lambda: check(settings(mine)),
-        lambda: tasks_of(settings(tmp_path / "missing")),  # before any file is read
+        lambda: load_tasks(settings(tmp_path / "missing")),  # before any file is read
     ):
         with pytest.raises(ConfigError, match=reason):
             call()
@@ -165,21 +162,21 @@ def test_a_file_that_is_not_there_or_does_not_fit_is_named(tmp_path, monkeypatch
         with pytest.raises(
             DataError, match=f"data.local_path: there is no {path}, this agent's data set 'scans'"
         ) as caught:
-            tasks_of(settings(place), alone=True)
+            load_tasks(settings(place), alone=True)
         assert caught.value.exit_code == 3
     for odd in (scans([0, 1, 2, 4]), scans([0, 1, 2, 3], tested=[0, 4]), scans([0, -1, 4])):
         path = write(tmp_path, "scans", odd, monkeypatch)
         with pytest.raises(DataError, match=f"{path}: label (4|-1) is outside 0 to 3"):
-            tasks_of(settings(path), alone=True)
+            load_tasks(settings(path), alone=True)
 
 
 def test_classes_that_are_stated_hold_for_common_data_too(tmp_path, monkeypatch):
     write(tmp_path / "common", "scans", scans([0, 1, 2, 3]), monkeypatch)
     shared = resolve(preset_of("quickstart"), {"data": {"stream": "split(scans, 2, 6)"}})
-    assert len(tasks_of(shared)) == 3
+    assert len(load_tasks(shared)) == 3
     assert shared.sources["data"]
     with pytest.raises(DataError, match="label 3 is outside 0 to 2"):
-        tasks_of(resolve(preset_of("quickstart"), {"data": {"stream": "whole(scans, 3)"}}))
+        load_tasks(resolve(preset_of("quickstart"), {"data": {"stream": "whole(scans, 3)"}}))
 
 
 @pytest.mark.parametrize(
@@ -200,13 +197,12 @@ def test_the_own_images_must_be_enough_to_grow_from(mine):
     own = settings(mine)
     for least in (3, 4):
         limited = own.model_copy(update={"growth": own.growth.model_copy(update={"min_images": least})})
-        dealt = deal(limited, None, CPU, alone=True)
-        module = build_model(limited, dealt[0].shape, dealt[0].classes)
+        data = task_data(limited, None, CPU, alone=True)
         if least == 3:
-            assemble(limited, module, dealt, CPU)
+            build_setup(limited, data, CPU)
             continue
         with pytest.raises(ConfigError, match=r"an agent has 3 images of task 'classes 2-3', fewer than 4"):
-            assemble(limited, module, dealt, CPU)
+            build_setup(limited, data, CPU)
 
 
 def test_growth_itself_refuses_where_a_method_did_not_say_that_it_grows():

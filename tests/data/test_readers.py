@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from codecl.data import readers, store
 from codecl.data.catalogue import CATALOGUE
-from codecl.data.readers import Ask
+from codecl.data.readers import ImportOptions
 from codecl.errors import DataError
 from tests.data import canonical
 
@@ -27,7 +27,7 @@ def same(found, made):
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_published_format_gives_the_images_in_their_order(name, tmp_path):
     path, made = canonical.write(name, tmp_path, 120, 110)
-    found = readers.read(path, Ask(channels=CATALOGUE[name].shape[0]))
+    found = readers.read(path, ImportOptions(channels=CATALOGUE[name].shape[0]))
     same(found, made)
     assert found.train_images.shape[1:] == CATALOGUE[name].shape
     skipped = ("unreadable image files skipped: notMNIST/Test/A/RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png",)
@@ -118,7 +118,7 @@ def test_a_test_part_is_cut_from_every_class_by_the_seed(tmp_path):
     folder = spread(cut, tmp_path / "own")
     with pytest.raises(DataError, match=r"no train and test folders .* `--test-part 0\.2` cuts"):
         readers.read(folder)
-    first, again, other = (readers.read(folder, Ask(test_part=0.2, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (readers.read(folder, ImportOptions(test_part=0.2, seed=seed)) for seed in (1, 1, 2))
     assert np.bincount(first.test_labels).tolist() == [2] * 10
     assert np.bincount(first.train_labels).tolist() == [8] * 10
     same(first, again)
@@ -133,7 +133,7 @@ def test_images_of_differing_size_need_a_size(tmp_path):
     folder = spread(members, tmp_path / "own")
     with pytest.raises(DataError, match=r"train/b/odd\.png is 30×9, others are 28×28; `--size N` makes all N×N"):
         readers.read(folder)
-    assert readers.read(folder, Ask(size=16)).train_images.shape == (21, 1, 16, 16)
+    assert readers.read(folder, ImportOptions(size=16)).train_images.shape == (21, 1, 16, 16)
 
 
 @pytest.mark.parametrize(

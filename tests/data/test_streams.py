@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from codecl.data import store
 from codecl.data.store import ImageSet
-from codecl.data.streams import FIVE, STREAMS, digest, measured, named, shaped
-from codecl.data.task import DataConfig, Task, TaskData, validating
+from codecl.data.streams import FIVE, STREAMS, digest, load, measured, shaped
+from codecl.data.task import DataConfig, Task, TaskData, TaskOptions, validating
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
 from tests.data.canonical import arrays
-from tests.problems import CPU
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +48,7 @@ def test_five_datasets_are_padded_by_two_and_repeated_to_three_channels():
 def test_five_datasets_are_normalised_by_the_papers_numbers():
     for name in FIVE:
         keep(name)
-    tasks = {task.name: TaskData(0, task, 2, 0, torch.float64, CPU) for task in STREAMS["five-datasets"]()}
+    tasks = {task.name: TaskData(0, task, TaskOptions(2, dtype=torch.float64)) for task in STREAMS["five-datasets"]()}
     white = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
     seen = {name: data.prepare(white).flatten().tolist() for name, data in tasks.items()}
     assert seen["mnist"] == pytest.approx([(1 - 0.1) / 0.2752] * 3)
@@ -59,7 +58,7 @@ def test_five_datasets_are_normalised_by_the_papers_numbers():
     assert seen["notmnist"] == pytest.approx([(1 - 0.4254) / 0.4501] * 3)
 
 
-def test_split_miniimagenet_is_twenty_tasks_of_five_classes():
+def test_split_miniimagenet_is_twenty_load_tasks_five_classes():
     held = keep("miniimagenet", 200, 100)
     tasks = STREAMS["split-miniimagenet"]()
     assert [task.classes for task in tasks] == [5] * 20
@@ -112,16 +111,16 @@ def test_any_data_set_can_be_split():
     pixels = torch.arange(24 * 3 * 4, dtype=torch.uint8).view(24, 3, 2, 2).numpy()
     labels = (torch.arange(24) % 6).numpy()
     store.write("birds", ImageSet(pixels, labels, pixels, labels, names=tuple("abcdef")))
-    tasks = named("split(birds, 2)")()
+    tasks = load("split(birds, 2)")
     assert [task.name for task in tasks] == ["classes 0-1", "classes 2-3", "classes 4-5"]
     assert tasks[1].labels == ("c", "d")
     assert tasks[0].mean == pytest.approx(measured(torch.from_numpy(pixels)).mean)
     settings = resolve(preset("quickstart"), {"data": {"stream": "split(birds, 2)"}})
     assert settings.sources["data"] == digest("split(birds,2)") is not None
     with pytest.raises(ConfigError, match="the 6 classes of 'birds' cannot be cut into tasks of 4"):
-        named("split(birds, 4)")()
+        load("split(birds, 4)")
     with pytest.raises(DataError, match="data set 'fish': there is no"):
-        named("split(fish, 4)")()
+        load("split(fish, 4)")
 
 
 def test_the_scale_of_many_images_is_that_of_all_of_them():
@@ -136,7 +135,7 @@ def test_the_scale_of_many_images_is_that_of_all_of_them():
 def test_a_known_name_with_more_classes_is_numbered():
     pixels, labels = torch.zeros(24, 1, 28, 28, dtype=torch.uint8).numpy(), (torch.arange(24) % 12).numpy()
     store.write("mnist", ImageSet(pixels, labels, pixels, labels))
-    assert named("whole(mnist)")()[0].labels == tuple(map(str, range(12)))
+    assert load("whole(mnist)")[0].labels == tuple(map(str, range(12)))
 
 
 def test_another_file_is_another_run_for_streams_of_several():
@@ -172,30 +171,32 @@ def test_a_validation_cut_is_of_the_training_images_and_of_each_class_alike(clas
 def test_validation_is_off_unless_asked_for():
     numbers = torch.arange(40.0)[:, None]
     task = Task((numbers, torch.arange(40) % 2), (-numbers, torch.arange(40) % 2), 2)
-    plain, cut = (TaskData(0, task, 2, 0, torch.float64, CPU, DataConfig(validation=v)) for v in (0, 0.25))
+    plain, cut = (
+        TaskData(0, task, TaskOptions(2, dtype=torch.float64, config=DataConfig(validation=v))) for v in (0, 0.25)
+    )
     assert set(plain.held_out()[0].flatten().tolist()) == set((-numbers).flatten().tolist())
     assert len(cut.test[1]) == 10
     assert len(cut.train[1]) == 30
     assert set(cut.held_out()[0].flatten().tolist()) < set(numbers.flatten().tolist())
 
 
-def test_some_tasks_of_a_stream(tmp_path):
-    from codecl.runs.build import tasks_of
+def test_some_load_tasks_a_stream(tmp_path):
+    from codecl.runs.build import load_tasks
 
-    assert len(tasks_of(resolve(preset("quickstart"), {"data": {"tasks": 2}}))) == 2
+    assert len(load_tasks(resolve(preset("quickstart"), {"data": {"tasks": 2}}))) == 2
 
 
 def test_more_tasks_than_there_are_is_refused():
-    from codecl.runs.build import tasks_of
+    from codecl.runs.build import load_tasks
 
     with pytest.raises(ConfigError, match=r"data.tasks: 9 is more than the 5 tasks of the stream"):
-        tasks_of(resolve(preset("quickstart"), {"data": {"tasks": 9}}))
+        load_tasks(resolve(preset("quickstart"), {"data": {"tasks": 9}}))
 
 
 def test_a_validation_cut_that_takes_all_and_data_that_does_not_fit():
     def dealt(images, labels, part):
         task = Task((images, labels), (images, labels), 2, "t")
-        return TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(validation=part))
+        return TaskData(0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(validation=part)))
 
     images = torch.zeros(8, 3)
     with pytest.raises(ConfigError, match=r"data.validation: 0.99 leaves no training images of class 0 of task 't'"):

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
 from codecl.data.streams import STREAMS
-from codecl.data.task import DataConfig, Task, TaskData, tensors
+from codecl.data.task import DataConfig, Task, TaskData, TaskOptions, tensors
 from codecl.errors import ConfigError, DataError
 from codecl.seeding import choose, derive, spawn
-from tests.problems import CPU
 
 
 def numbered(images, classes=2):
@@ -20,7 +19,7 @@ def numbered(images, classes=2):
 
 
 def dealt(images, agents, seed=0, **changes):
-    return TaskData(0, numbered(images)._replace(**changes), agents, seed, torch.float64, CPU)
+    return TaskData(0, numbered(images)._replace(**changes), TaskOptions(agents, seed=seed, dtype=torch.float64))
 
 
 @given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 5))
@@ -55,7 +54,7 @@ def test_an_epoch_is_full_batches_of_a_fresh_shuffle(images, agents, batch, epoc
 def stepped(images, agents, steps, seed=0, augment="none"):
     config = DataConfig(steps_per_epoch=steps, augment=augment)
     task = coloured(images) if augment != "none" else numbered(images)
-    return TaskData(0, task, agents, seed, torch.float64, CPU, config)
+    return TaskData(0, task, TaskOptions(agents, seed=seed, dtype=torch.float64, config=config))
 
 
 @given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
@@ -118,7 +117,7 @@ def test_equal_paths_give_equal_streams_and_different_ones_do_not():
 def test_uint8_images_are_scaled_and_normalised():
     pixels = torch.full((4, 2, 1, 1), 255, dtype=torch.uint8)
     task = Task((pixels, torch.tensor([0, 1, 0, 1])), (pixels, torch.zeros(4)), 2, mean=(0.5, 0.0), std=(0.5, 2.0))
-    data = TaskData(0, task, 1, 0, torch.float32, CPU)
+    data = TaskData(0, task, TaskOptions(1))
     assert data.prepare(pixels)[0].flatten().tolist() == pytest.approx([1.0, 0.5])
     assert data.prepare(pixels).dtype == torch.float32
 
@@ -180,7 +179,7 @@ def coloured(images=12, side=6):
 
 def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
     task = coloured()
-    data = TaskData(0, task, 2, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+    data = TaskData(0, task, TaskOptions(2, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
     padded = torch.nn.functional.pad(task.train[0], (4, 4, 4, 4))
     seen = set()
     for epoch in range(8):
@@ -204,7 +203,9 @@ def test_past_the_edge_is_what_scaling_makes_0():
     white = (torch.full((6, 3, 6, 6), 255, dtype=torch.uint8), torch.arange(6) % 2)
     task = Task(white, white, 2, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 0.25))
     for crop_fill, edges in (("black", (-1.0, -1.0, -0.5)), ("mean", (0.0, 0.0, 0.0))):
-        data = TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(augment="crop-flip", crop_fill=crop_fill))
+        data = TaskData(
+            0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(augment="crop-flip", crop_fill=crop_fill))
+        )
         found = torch.cat([data.batch(indices)[0].flatten(0, 1) for indices in data.indices(0, [0], 2)])
         for channel, (edge, inner) in enumerate(zip(edges, (1.0, 3.0, 3.5), strict=True)):
             values = found[:, channel].unique()
@@ -213,7 +214,7 @@ def test_past_the_edge_is_what_scaling_makes_0():
 
 
 def test_variations_depend_on_seed_agent_task_and_epoch_alone():
-    data = TaskData(0, coloured(), 2, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+    data = TaskData(0, coloured(), TaskOptions(2, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
     assert torch.equal(data.indices(3, range(2), 3), data.indices(3, range(2), 3))
     assert torch.equal(data.indices(3, [1], 3)[:, 0], data.indices(3, range(2), 3)[:, 1])
     assert not torch.equal(data.indices(3, [1], 3)[..., 1:], data.indices(4, [1], 3)[..., 1:])
@@ -221,7 +222,7 @@ def test_variations_depend_on_seed_agent_task_and_epoch_alone():
 
 def test_tests_and_growth_see_images_as_they_are():
     task = coloured()
-    data = TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+    data = TaskData(0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
     held, _ = data.held_out()
     assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
     originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
@@ -231,4 +232,4 @@ def test_tests_and_growth_see_images_as_they_are():
 def test_crops_need_maps():
     task = Task((torch.ones(4, 5), torch.arange(4) % 2), (torch.ones(4, 5), torch.arange(4) % 2), 2, "flat")
     with pytest.raises(ConfigError, match=r"data.augment: crop-flip needs images .* 'flat' are \[5\]"):
-        TaskData(0, task, 1, 0, torch.float64, CPU, DataConfig(augment="crop-flip"))
+        TaskData(0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(augment="crop-flip")))

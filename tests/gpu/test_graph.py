@@ -8,7 +8,7 @@ from torch import nn
 
 from codecl.data.task import Task
 from codecl.models import alexnet, resnet18
-from codecl.runs.build import assemble, deal
+from codecl.runs.build import build_setup, task_data
 from codecl.train import loop as module_under_test
 from codecl.train.cuda_graph import Plain
 from codecl.train.loop import open_task, train
@@ -27,7 +27,7 @@ def images(count=2, shape=(3, 32, 32)):
 
 def run(module, stream, settings, device=GPU, execution="stacked"):
     """(all parameters of all agents after each epoch, losses, bytes), with the dropout of one seed."""
-    setup, state = assemble(settings, module, deal(settings, stream, device), device)
+    setup, state = build_setup(settings, task_data(settings, stream, device), device, module)
     torch.manual_seed(5)
     found, losses, sent = [], [], []
     for event in train(setup._replace(execution=execution), state):
@@ -100,7 +100,7 @@ def test_kernels_are_as_exact_as_pytorchs_own_layers(model, precision):
         ("float32", "stacked", precision),
     ):
         settings = config(dtype=dtype, train={"batch_size": 16, "precision": kind})
-        setup, state = assemble(settings, module, deal(settings, images(1), GPU), GPU)
+        setup, state = build_setup(settings, task_data(settings, images(1), GPU), GPU, module)
         agents = open_task(setup._replace(execution=how), state, setup.tasks[0])
         batch = setup.tasks[0].batch(setup.tasks[0].indices(0, range(4), 16)[0].to(GPU))
         found[dtype, how] = agents.gradient(agents.layout.start().repeat(4, 1), *batch)[1]
@@ -118,7 +118,7 @@ def test_nothing_in_an_epoch_waits_for_the_device(execution):
     settings = config(
         dtype="float32", train={"batch_size": 8, "epochs": 3}, data={"stream": "own", "augment": "crop-flip"}
     )
-    setup, state = assemble(settings, alexnet((3, 32, 32), 4), deal(settings, images(1), GPU), GPU)
+    setup, state = build_setup(settings, task_data(settings, images(1), GPU), GPU, alexnet((3, 32, 32), 4))
     steps = 0
     try:
         for event in train(setup._replace(execution=execution), state):

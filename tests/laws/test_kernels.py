@@ -10,7 +10,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs Triton, which has no build for this system")
 
-from codecl.runs.build import assemble, deal
+from codecl.runs.build import build_setup, task_data
 from codecl.train import kernels
 from codecl.train.kernels import conv, norm
 from codecl.train.loop import train
@@ -184,7 +184,7 @@ def test_training_with_kernels_follows_training_without(method, monkeypatch):
     for wanted in (True, False):
         monkeypatch.setattr(kernels, "available", lambda *_, wanted=wanted: wanted)
         settings = config(dtype="float32", method=method, train={"precision": "highest", "epochs": 1, "lr": 0.02})
-        setup, state = assemble(settings, net(), deal(settings, tasks(2), DEVICE), DEVICE)
+        setup, state = build_setup(settings, task_data(settings, tasks(2), DEVICE), DEVICE, net())
         steps = []
         for event in train(setup, state):
             if event.kind == "task":

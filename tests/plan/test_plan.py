@@ -17,7 +17,7 @@ from codecl.exchange.topology import TopologyConfig, build
 from codecl.plan import forecast
 from codecl.plan.plan import graph_of, plan, rounds, stable_below
 from codecl.runs import grid
-from codecl.runs.build import assemble, build_model, deal
+from codecl.runs.build import build_model, build_setup, task_data
 from codecl.runs.config import presets
 from codecl.train.loop import train
 from tests.data.canonical import arrays
@@ -189,8 +189,7 @@ def test_a_run_of_every_preset_records_what_was_planned(tmp_path, preset, topolo
 def test_the_first_task_of_every_preset_sends_what_was_planned(preset, topology):
     config = config_of(*FEW, preset=preset, topology=topology)
     first = plan(config).tasks[0]
-    dealt = deal(config, None, CPU)
-    events = train(*assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, CPU))
+    events = train(*build_setup(config, task_data(config, None, CPU), CPU))
     opened, *_, epoch, agreed = itertools.islice(events, first.steps + 3)
     assert (opened.kind, epoch.kind, agreed.kind) == ("task", "epoch", "agree")
     assert (first.coordinates, first.full, first.steps) == (opened.coordinates, opened.full, opened.steps)

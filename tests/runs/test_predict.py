@@ -9,7 +9,7 @@ from PIL import Image
 
 import codecl
 from codecl.api import run
-from codecl.data import embedded
+from codecl.data.streams import embedded
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
 from codecl.runs.predict import predict
@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
     result = run(resolve(preset("quickstart"), changes), out=place)
     files = {}
     for name in ("digits", "clothes"):
-        (_, _), (images, labels) = embedded.load(name)
+        images, labels = embedded(name).test
         files[name] = []
         for number in range(0, 500, 7):
             path = place / f"{name}-{int(labels[number])}-{number}.png"
@@ -45,7 +45,7 @@ def test_predictions_are_those_of_the_loaded_model(trained):
     for number, (name, clothes) in enumerate((("digits", None), ("clothes", "ankle-boot"))):
         found = predict(result.folder, name, files[name], top=10)
         model = result.model(number)
-        (_, _), (images, _) = embedded.load(name)
+        images, _ = embedded(name).test
         with torch.no_grad():
             odds = model(images[::7].float() / 255).softmax(1)
         assert len(found) == len(odds)
@@ -113,16 +113,15 @@ def test_by_the_batch_no_single_image_is_classified(tmp_path, monkeypatch):
 def test_images_of_the_original_size_are_padded_as_in_training(tmp_path, monkeypatch):
     from codecl.data import store
     from codecl.data.streams import FIVE, STREAMS
-    from codecl.data.task import TaskData
+    from codecl.data.task import TaskData, TaskOptions
     from codecl.runs.predict import _read
     from tests.data.canonical import arrays
-    from tests.problems import CPU
 
     monkeypatch.setenv("CODECL_DATA", str(tmp_path))
     for name in FIVE:
         store.write(name, arrays(name, 20, 10))
     task = STREAMS["five-datasets"]()[1]
-    about = TaskData(1, task, 2, 0, torch.float32, CPU).describe()
+    about = TaskData(1, task, TaskOptions(2)).describe()
     grey = store.read("mnist").train_images[3, 0]
     Image.fromarray(grey).save(tmp_path / "seven.png")
     assert torch.equal(_read(tmp_path / "seven.png", about, False)[0], task.train[0][3])

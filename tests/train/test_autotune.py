@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from codecl import api
-from codecl.runs import build as assemble
+from codecl.runs import build as building
 from codecl.train import autotune
 from codecl.train.loop import train
 from codecl.train.precision import multiplying
@@ -168,13 +168,13 @@ def test_what_does_not_fit_into_memory_is_no_candidate(monkeypatch, own):
 
 
 def test_no_more_threads_than_the_process_may_use(monkeypatch):
-    monkeypatch.setattr(assemble.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(building.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for quota, threads in (("150000 100000\n", 2), ("max 100000\n", 8), ("50000 100000\n", 1)):
-        monkeypatch.setattr(assemble.Path, "read_text", lambda *_, quota=quota, **__: quota)
-        assert assemble._processors() == threads
+        monkeypatch.setattr(building.Path, "read_text", lambda *_, quota=quota, **__: quota)
+        assert building._processors() == threads
     torch.set_num_threads(3)
     try:
-        with assemble.computing(torch.device("cpu")):
+        with building.compute_settings(torch.device("cpu")):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 3
     finally:

@@ -23,7 +23,7 @@ from codecl.errors import ConfigError, DataError
 from codecl.exchange import topology as topologies
 from codecl.exchange.cluster.exchange import Cluster
 from codecl.exchange.cluster.ranks import Ranks
-from codecl.runs.build import assemble, build_model, computing, deal, seeded
+from codecl.runs.build import build_setup, compute_settings, seeded, task_data
 from codecl.runs.config import RunConfig, validate
 from codecl.runs.environment import environment
 from codecl.train import autotune
@@ -117,7 +117,7 @@ def measure(
 def _together(
     name: str, agents: int, methods: Sequence[str], fields: Mapping[str, Any], rounds: int, ranks: Ranks
 ) -> list[BenchRow]:
-    with computing(ranks.device), seeded(0, "bench", ranks.device):
+    with compute_settings(ranks.device), seeded(0, "bench", ranks.device):
         built = [_case(name, agents, method, fields, ranks) for method in dict.fromkeys(methods)]
         rows, cases = [row for row, _ in built], {str(row["method"]): case for row, case in built}
         turns = [{method: next(case) for method, case in cases.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
@@ -142,10 +142,8 @@ def _case(
     """A case that has been built and run for a round: what it is, and its further rounds."""
     workload, plain, device = WORKLOADS[name], method == PLAIN, ranks.device
     config = _config(workload, agents, "dpsgd" if plain else method, fields)
-    dealt = deal(config, _tasks(workload, agents * workload.steps(ranks)), device)
-    setup, start = assemble(
-        config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, device, ranks.exchange
-    )
+    data = task_data(config, _tasks(workload, agents * workload.steps(ranks)), device)
+    setup, start = build_setup(config, data, device, exchange=ranks.exchange)
     if config.train.execution == "auto" and not plain:
         setup = setup._replace(execution=ranks.broadcast(lambda: autotune.choose(setup, start).execution))
     state = _second_task(setup, start)

@@ -14,7 +14,7 @@ from codecl.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from codecl.data.add import Kept
+    from codecl.data.add import Added
     from codecl.data.fetch import Bar
 
 data = group("data", "Data sets: what there is, download, take in, check.")
@@ -46,21 +46,26 @@ def _row(name: str) -> list[str]:
     """A data set as published, or, one's own, as the file's head says."""
     from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
-    from codecl.data.verify import by, plus
+    from codecl.data.verify import counts_text, shape_text
 
-    there = store.path_of(name).exists()
-    shapes = store.shapes(name) if there else None
-    held = (shapes["train_labels"][0], shapes["test_labels"][0]) if shapes else (0, 0)
+    shapes = store.shapes(name)
+    counts = (shapes["train_labels"][0], shapes["test_labels"][0]) if shapes else (0, 0)
     if name not in CATALOGUE:
-        facts = [by(tuple(shapes["train_images"][1:])), "", f"{held[0]:,}", f"{held[1]:,}", ""] if shapes else [""] * 5
-        return [name, *facts, "your own" if shapes else "broken"]
+        if not shapes:
+            return [name, "", "", "", "", "", "broken"]
+        image = shape_text(tuple(shapes["train_images"][1:]))
+        return [name, image, "", f"{counts[0]:,}", f"{counts[1]:,}", "", "your own"]
     entry = CATALOGUE[name]
-    other = "" if held in entry.counts else f", {plus(held)} images"
-    state = f"there{other}" if shapes else "broken" if there else "-"
+    if shapes:
+        state = "there" if counts in entry.counts else f"there, {counts_text(counts)} images"
+    else:
+        state = "broken" if store.path_of(name).exists() else "-"
     train, test = entry.counts[0]
     size = sum(file.size or 0 for file in entry.files)
-    download = f"{size / 1e6:.0f} MB" if size else "yes" if entry.files else "by hand"
-    return [name, by(entry.shape), str(entry.classes), f"{train:,}", f"{test:,}", download, state]
+    download = "yes" if entry.files else "by hand"
+    if size:
+        download = f"{size / 1e6:.0f} MB"
+    return [name, shape_text(entry.shape), str(entry.classes), f"{train:,}", f"{test:,}", download, state]
 
 
 @data.command()
@@ -73,7 +78,7 @@ def fetch(
     from codecl.data import fetch as fetching
     from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
-    from codecl.data.verify import standing
+    from codecl.data.verify import verify
     from codecl.registry import near
 
     if name not in CATALOGUE:
@@ -82,14 +87,14 @@ def fetch(
         raise ConfigError(f"--from: {mirror!r} is not allowed; it starts with http:// or https://")
     path = store.path_of(name)
     if path.exists() and not again:
-        verdict = standing(name)
-        if verdict.word == "wrong":
-            raise DataError(f"data set {name!r}: {path} is there, but {verdict.why}; `--again` replaces it")
-        typer.echo(f"{name}: there already, {verdict.word}: {verdict.why}; `--again` fetches it anew")
+        verdict = verify(name)
+        if verdict.status == "wrong":
+            raise DataError(f"data set {name!r}: {path} is there, but {verdict.reason}; `--again` replaces it")
+        typer.echo(f"{name}: there already, {verdict.status}: {verdict.reason}; `--again` fetches it anew")
         return
     with _progress() as bar:
-        kept = fetching.fetch(CATALOGUE[name], mirror=mirror, again=again, bar=bar)
-    _tell(name, kept)
+        added = fetching.fetch(CATALOGUE[name], mirror=mirror, again=again, bar=bar)
+    _show_added(name, added)
 
 
 @contextmanager
@@ -145,22 +150,22 @@ def add(
 
     if test_part is not None and not 0 < test_part < 1:
         raise ConfigError(f"--test-part: {test_part:g} is not allowed; it is between 0 and 1")
-    kept = adding.add(name, path, readers.Ask(test_part, size, seed=seed), as_it_is=as_it_is, again=again)
-    _tell(name, kept)
+    options = readers.ImportOptions(test_part, size, seed=seed)
+    _show_added(name, adding.add(name, path, options, as_it_is=as_it_is, again=again))
 
 
-def _tell(name: str, kept: "Kept") -> None:
-    from codecl.data.verify import by, plus
+def _show_added(name: str, added: "Added") -> None:
+    from codecl.data.verify import counts_text, shape_text
 
-    images, verdict = kept.images, kept.verdict
-    as_it_is = verdict.word == "wrong"
-    notes = (*images.notes, *([f"kept as it is, though {verdict.why}"] if as_it_is else []))
+    images, verdict = added.images, added.verdict
+    as_it_is = verdict.status == "wrong"
+    notes = (*images.notes, *([f"kept as it is, though {verdict.reason}"] if as_it_is else []))
     for note in notes:
         print(f"codecl: {name}: {note}", file=sys.stderr)
-    counts = plus((len(images.train_labels), len(images.test_labels)))
-    what = f"{counts} images of {by(images.train_images.shape[1:])}"
-    done = "in" if kept.written else "there already, in"
-    typer.echo(f"{name}: {what}, {done} {kept.path} ({'as it is' if as_it_is else verdict.word})")
+    counts = counts_text((len(images.train_labels), len(images.test_labels)))
+    what = f"{counts} images of {shape_text(images.train_images.shape[1:])}"
+    done = "in" if added.written else "there already, in"
+    typer.echo(f"{name}: {what}, {done} {added.path} ({'as it is' if as_it_is else verdict.status})")
 
 
 @data.command()
@@ -170,17 +175,17 @@ def verify(
     """Check data set files: counts, shapes, labels, a class without images, and the content digest."""
     from codecl.data import store
     from codecl.data.add import check_name
-    from codecl.data.verify import standing
+    from codecl.data.verify import verify as judged
 
-    found = [check_name(name)] if name else store.names()
-    if not found:
+    names = [check_name(name)] if name else store.names()
+    if not names:
         typer.echo(f"no data sets in {store.folder()}")
     if name and not store.path_of(name).is_file():
         raise store.missing(name)
     bad = False
-    for each in found:
-        verdict = standing(each)
-        bad = bad or verdict.word == "wrong"
-        typer.echo(f"{each}: {verdict.word}: {verdict.why}")
+    for each in names:
+        verdict = judged(each)
+        bad = bad or verdict.status == "wrong"
+        typer.echo(f"{each}: {verdict.status}: {verdict.reason}")
     if bad:
         raise typer.Exit(DataError.exit_code)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from codecl.cli.common import AsJson, app, console_for
-from codecl.cli.run import How, OnWhich, finish, one, quietly
+from codecl.cli.common import AsJson, app
+from codecl.cli.run import OnWhich, RunOptions, main_console, run_one, show_results
 
 
 @app.command()
@@ -21,16 +21,23 @@ def extend(
 ) -> None:
     """Learn one more task after those of a finished run, which stays as it is."""
     from codecl.exchange.cluster.ranks import joined
-    from codecl.runs import build as assemble
     from codecl.runs import extend
+    from codecl.runs.build import device_of, load_tasks
     from codecl.runs.predict import one_run
     from codecl.runs.reader import read_config
 
-    with joined(exchange, assemble.device_of(device)) as here:
+    with joined(exchange, device_of(device)) as ranks:
         folder = one_run(run)
         config = extend.extended(read_config(folder), task)
-        place = out if out is not None else folder.resolve().parents[1]
-        console = quietly(console_for(as_json), here)
-        done = [one(config, How(place, device, here.name, quiet, console, after=folder))]
-    if here.is_main:
-        finish(console, done, as_json)
+        console = main_console(as_json, ranks)
+        options = RunOptions(
+            out=out if out is not None else folder.resolve().parents[1],
+            device=device,
+            exchange=ranks.name,
+            quiet=quiet,
+            console=console,
+            after=folder,
+        )
+        result = run_one(config, options, load_tasks)
+    if ranks.is_main:
+        show_results(console, [result], as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codecl.cli.common import Graphs, Numbers, PresetName, Seeds, Settings, app, console_for
-from codecl.cli.run import How, every, refuse
+from codecl.cli.run import RunOptions, run_all
 
 if TYPE_CHECKING:
     from codecl.runs.config import RunConfig
@@ -33,16 +33,15 @@ def figures(
     Runs what is missing: codec, and for the consensus error (cosine schedule) and the loss also dpsgd and codec-full,
     on the first of the topologies and numbers of agents. Compression is shown for all of them."""
     from codecl.exchange.cluster.ranks import joined
-    from codecl.runs import build as assemble
+    from codecl.runs.build import device_of
 
     wanted = _wanted(preset, agents, topology, seeds, settings or [])
     configs = list({(config.digest(), config.seed): config for group in wanted.values() for config in group}.values())
-    console = console_for(False)
-    with joined("simulated", assemble.device_of(device)) as here:
-        refuse(configs, runs, here)
-        _, failed = every(configs, How(runs, device, here.name, quiet, console, again), here)
-    if failed:
-        raise typer.Exit(failed.exit_code)
+    with joined("simulated", device_of(device)) as ranks:
+        options = RunOptions(runs, device, ranks.name, quiet, console_for(False), again=again)
+        outcome = run_all(configs, options, ranks)
+    if outcome.failure:
+        raise typer.Exit(outcome.failure.exit_code)
     for path in _draw(preset, wanted, runs, out):
         typer.echo(path)
 

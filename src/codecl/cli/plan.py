@@ -1,5 +1,6 @@
 """`codecl plan`."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -57,21 +58,20 @@ def _plans(
 ) -> list["Plan"]:
     from codecl.plan import forecast
     from codecl.plan import plan as planning
-    from codecl.runs import build as assemble
-    from codecl.runs import grid
+    from codecl.runs import build, grid
 
     configs = list(grid.configs(*asked))
     earlier = forecast.read(like) if like else None
     if earlier and all(config.method.name != earlier.config.method.name for config in configs):
         raise ConfigError(f"--like: {earlier.folder} is a run of {earlier.config.method.name}, which is not planned")
-    place = assemble.device_of(measured_on or "cpu")
-    distinct = {config.data: config for config in configs}
-    loaded = {data: assemble.tasks_of(config) for data, config in distinct.items()}
-    found = []
+    device = build.device_of(measured_on or "cpu")
+    read = functools.cache(build.read_stream)  # each stream once
+    plans = []
     for config in configs:
         known = earlier if earlier and config.method.name == earlier.config.method.name else None
-        found.append(planning.plan(config, loaded[config.data], known, place, bool(measured_on), bits))
-    return found
+        tasks = build.load_tasks(config, read=read)
+        plans.append(planning.plan(config, tasks, known, device, bool(measured_on), bits))
+    return plans
 
 
 def _show(plans: list["Plan"]) -> None:

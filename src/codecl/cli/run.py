@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from codecl.api import Result
+    from codecl.data.task import Task
     from codecl.exchange.cluster.ranks import Ranks
     from codecl.runs.config import RunConfig
+
+    LoadTasks = Callable[[RunConfig], list[Task]]
 
 Boards = Annotated[bool, typer.Option("--tensorboard", help="Also write a TensorBoard, into each run's folder.")]
 BoardsTo = Annotated[Path | None, typer.Option("--tensorboard-to", metavar="DIR", help="The same, under DIR.")]
@@ -59,59 +62,113 @@ def run(
 
     A run that was stopped goes on from its last checkpoint."""
     from codecl.exchange.cluster.ranks import joined
-    from codecl.runs import build as assemble
-    from codecl.runs import grid
+    from codecl.runs.build import device_of
+    from codecl.runs.grid import configs
 
-    boards = _boards(tensorboard, tensorboard_to)
-    with joined(exchange, assemble.device_of(device)) as here:
-        configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
-        refuse(configs, out, here, resume, again)
-        console = quietly(console_for(as_json), here)
-        how = How(out, device, here.name, quiet, quietly(console_for(True), here) if as_json else console, again)
-        how = how._replace(mu=mu, board=boards if here.is_main else None)
-        done, failed = every(configs, how, here)
-    if here.is_main:
-        finish(console, done, as_json)
-    if failed:
-        raise typer.Exit(failed.exit_code)
+    board = _board_folders(tensorboard, tensorboard_to)
+    with joined(exchange, device_of(device)) as ranks:
+        wanted = list(configs(preset, method, agents, topology, seeds, settings or []))
+        console = main_console(as_json, ranks)
+        options = RunOptions(
+            out=out,
+            device=device,
+            exchange=ranks.name,
+            quiet=quiet,
+            console=main_console(True, ranks) if as_json else console,
+            resume=resume,
+            again=again,
+            mu=mu,
+            board=board if ranks.is_main else None,
+        )
+        outcome = run_all(wanted, options, ranks)
+    if ranks.is_main:
+        show_results(console, outcome.results, as_json)
+    if outcome.failure:
+        raise typer.Exit(outcome.failure.exit_code)
 
 
-def quietly(console: "Console", here: "Ranks") -> "Console":
+def main_console(to_stderr: bool, ranks: "Ranks") -> "Console":
     """A console that is silent where another rank prints."""
-    if not here.is_main:
+    console = console_for(to_stderr)
+    if not ranks.is_main:
         console.quiet = True
         warnings.simplefilter("ignore")
     return console
 
 
-def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
-    """What came out of runs, and the exit code that tells of degraded ones."""
-    if as_json:
-        print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in done], indent=1))
-    else:
-        _show(console, done)
-    if any(result.metrics["status"] == "degraded" for result in done):
-        raise typer.Exit(4)
+def _board_folders(wanted: bool, to: Path | None) -> Callable[[Path], Path] | None:
+    if not wanted and to is None:
+        return None
+    from functools import partial
+
+    from codecl.report import tensorboard
+
+    tensorboard.check()
+    return partial(tensorboard.folder_of, boards=to)
 
 
-def refuse(configs: list["RunConfig"], out: Path, here: "Ranks", resume: bool = False, again: bool = False) -> None:
-    """What can be refused is refused before anything runs."""
-    from codecl.exchange import topology as topologies
-    from codecl.runs import build as assemble
-    from codecl.runs.folder import folder_of
-    from codecl.runs.reader import recorded
+class RunOptions(NamedTuple):
+    """What does not change a run's numbers."""
+
+    out: Path
+    device: str
+    exchange: str
+    quiet: bool
+    console: "Console"
+    resume: bool = False  # only go on with what was begun
+    again: bool = False
+    mu: bool = False  # measured beside training
+    after: Path | None = None  # a finished run to go on from
+    board: Callable[[Path], Path] | None = None  # where the TensorBoard of a run folder goes
+
+
+class Outcome(NamedTuple):
+    """How a grid ended."""
+
+    results: list["Result"]
+    failure: RunFailed | None  # the last
+
+
+def run_all(configs: list["RunConfig"], options: RunOptions, ranks: "Ranks") -> Outcome:
+    """Check all, then run one after another; each stream is read once, and only if a run needs it."""
+    from functools import cache, partial
+
+    from codecl.runs.build import load_tasks, read_stream
+
+    load = partial(load_tasks, read=cache(read_stream))
+    check_all(configs, options, ranks, load)
+    results: list[Result] = []
+    failure: RunFailed | None = None
+    for number, config in enumerate(configs, 1):
+        if not options.quiet:
+            _announce(options.console, config, number, len(configs))
+        try:
+            results.append(run_one(config, options, load))
+        except RunFailed as error:
+            folder = _folder(config, options.out)
+            failure = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
+            if ranks.size > 1:  # the ranks end together
+                raise failure from error
+            print(f"codecl: {failure}", file=sys.stderr)  # the rest of the grid can still succeed
+    return Outcome(results, failure)
+
+
+def check_all(configs: list["RunConfig"], options: RunOptions, ranks: "Ranks", load: "LoadTasks") -> None:
+    """What can be refused is refused before anything runs; a run alone refuses by itself."""
+    from codecl.exchange import topology
+    from codecl.runs import build
 
     for config in configs:
-        here.check(config.agents)
-        if resume and here.is_main:
-            _check_begun(folder_of(config, out), again)
+        ranks.check(config.agents)
+        if options.resume and ranks.is_main:
+            _check_begun(_folder(config, options.out), options.again)
     if len(configs) == 1:
         return
     for config in configs:
-        topologies.build(config.topology, config.agents, config.seed)
-        recorded(folder_of(config, out), config)
-    for config in {config.digest(): config for config in configs}.values():
-        assemble.check(config)
+        topology.build(config.topology, config.agents, config.seed)
+    wanted = [config for config in configs if _recorded(config, options) is None or options.again]
+    for config in {config.digest(): config for config in wanted}.values():
+        build.check(config, load(config))
 
 
 def _check_begun(folder: Path, again: bool) -> None:
@@ -125,82 +182,54 @@ def _begun(folder: Path) -> bool:
     return any((folder / "checkpoint").glob("[0-9]*"))
 
 
-class How(NamedTuple):
-    """What does not change a run's numbers."""
+def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Result":
+    """Run, and show how it goes; a run that is complete already is shown without a look at its data."""
+    folder = _folder(config, options.out)
+    board = options.board(folder) if options.board else None
+    done = None if options.again else _recorded(config, options)
+    if done is None:
+        return _train(config, options, load(config), board)
+    if board is not None:
+        from codecl.report.tensorboard import write
 
-    out: Path
-    device: str
-    exchange: str
-    quiet: bool
-    console: "Console"
-    again: bool = False
-    mu: bool = False  # measured beside training
-    after: Path | None = None  # a finished run to go on from
-    board: Callable[[Path], Path] | None = None  # where the TensorBoard of a run folder goes
-
-
-def _boards(wanted: bool, to: Path | None) -> Callable[[Path], Path] | None:
-    if not wanted and to is None:
-        return None
-    from functools import partial
-
-    from codecl.report import tensorboard as board
-
-    board.check()
-    return partial(board.folder_of, boards=to)
+        write(done.folder, board)
+    if not options.quiet:
+        options.console.print(f"  complete already, not repeated (--again repeats): {done.folder}", highlight=False)
+    return done
 
 
-def every(configs: list["RunConfig"], how: How, here: "Ranks") -> tuple[list["Result"], RunFailed | None]:
-    """Run them one after another, and give the last failure."""
-    done: list[Result] = []
-    failed: RunFailed | None = None
-    for number, config in enumerate(configs, 1):
-        if not how.quiet:
-            _announce(how.console, config, number, len(configs))
-        try:
-            done.append(one(config, how))
-        except RunFailed as error:
-            folder = _folder(config, how.out)
-            failed = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
-            if here.size > 1:  # the ranks end together
-                raise failed from error
-            print(f"codecl: {failed}", file=sys.stderr)  # the rest of the grid can still succeed
-    return done, failed
+def _recorded(config: "RunConfig", options: RunOptions) -> "Result | None":
+    from codecl import api
+
+    return api.recorded(config, out=options.out, device=options.device, exchange=options.exchange)
 
 
-def one(config: "RunConfig", how: How) -> "Result":
-    """Run, and show how it goes."""
+def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board: Path | None) -> "Result":
     from codecl import api
     from codecl.cli.display import boarding, watching
-    from codecl.runs.build import tasks_of
 
-    tasks, folder = tasks_of(config), _folder(config, how.out)
-    board = how.board(folder) if how.board else None
-    options: dict[str, Any] = {
-        "device": how.device,
-        "exchange": how.exchange,
-        "again": how.again,
-        "after": how.after,
-        "mu": how.mu,
-    }
+    folder, console = _folder(config, options.out), options.console
     try:
-        with watching(how.console, config, len(tasks), how.quiet) as watch, boarding(board, folder, watch) as both:
-            result = api.run(config, out=how.out, on_event=both, tasks=tasks, **options)
+        with watching(console, config, len(tasks), options.quiet) as watch, boarding(board, folder, watch) as on_event:
+            return api.run(
+                config,
+                out=options.out,
+                device=options.device,
+                exchange=options.exchange,
+                again=options.again,
+                mu=options.mu,
+                on_event=on_event,
+                tasks=tasks,
+                after=options.after,
+            )
     except KeyboardInterrupt:
         kept = (
             f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
         )
         then = "goes on from the last checkpoint" if _begun(folder) else "starts it again"
-        if not how.console.quiet:
+        if not console.quiet:
             print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    if not result.trained and board is not None:
-        from codecl.report.tensorboard import write
-
-        write(result.folder, board)
-    if not result.trained and not how.quiet:
-        how.console.print(f"  complete already, not repeated (--again repeats): {result.folder}", highlight=False)
-    return result
 
 
 def _folder(config: "RunConfig", out: Path) -> Path:
@@ -216,6 +245,16 @@ def _announce(console: "Console", config: "RunConfig", number: int, count: int) 
         f" seed {config.seed}"
     )
     console.print(text, markup=False, highlight=False)
+
+
+def show_results(console: "Console", results: list["Result"], as_json: bool) -> None:
+    """What came out of runs, and the exit code that tells of degraded ones."""
+    if as_json:
+        print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in results], indent=1))
+    else:
+        _show(console, results)
+    if any(result.metrics["status"] == "degraded" for result in results):
+        raise typer.Exit(4)
 
 
 def _show(console: "Console", done: list["Result"]) -> None:

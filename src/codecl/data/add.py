@@ -1,23 +1,23 @@
 """A data set comes into the data folder: checked first, then written."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from codecl.data import readers, store
 from codecl.data.catalogue import CATALOGUE, Entry
-from codecl.data.digest import content
-from codecl.data.verify import Verdict, judge
+from codecl.data.verify import Verdict, content_digest, judge
 from codecl.errors import ConfigError, DataError
 
 
-class Kept(NamedTuple):
-    """What came in: the file, whether it was written now, the images, and the verdict (`wrong`: kept as it is)."""
+class Added(NamedTuple):
+    """A data set in the folder."""
 
     path: Path
-    written: bool
+    written: bool  # now; False: it was there already
     images: store.ImageSet
-    verdict: Verdict
+    verdict: Verdict  # `wrong`: kept as it is
 
 
 def check_name(name: str) -> str:
@@ -26,29 +26,29 @@ def check_name(name: str) -> str:
     return name
 
 
-def add(name: str, path: Path, ask: readers.Ask, *, as_it_is: bool = False, again: bool = False) -> Kept:
+def add(name: str, path: Path, options: readers.ImportOptions, *, as_it_is: bool = False, again: bool = False) -> Added:
     """Reads what is at `path` and keeps it under this name."""
     entry = CATALOGUE.get(check_name(name))
     if entry:
-        ask = readers.Ask(ask.test_part, ask.size, entry.shape[0], ask.seed)
-    return keep(name, readers.read(path, ask), entry, as_it_is=as_it_is, again=again)
+        options = replace(options, channels=entry.shape[0])
+    return keep(name, readers.read(path, options), entry, as_it_is=as_it_is, again=again)
 
 
 def keep(
     name: str, images: store.ImageSet, entry: Entry | None, *, as_it_is: bool = False, again: bool = False
-) -> Kept:
+) -> Added:
     """Writes a data set that is what its name says (`as_it_is`: that is at least sound), and never over another one."""
     verdict = judge(images, entry)
     unsound = judge(images, None) if as_it_is else verdict
-    if unsound.word == "wrong":
+    if unsound.status == "wrong":
         way = "; `--as-it-is` keeps it nevertheless, or take a name of your own" if entry and not as_it_is else ""
-        raise DataError(f"data set {name!r}: {unsound.why}{way}")
+        raise DataError(f"data set {name!r}: {unsound.reason}{way}")
     path = store.path_of(name)
     if path.exists() and not again:
         if _same(name, images):
-            return Kept(path, False, images, verdict)
+            return Added(path, False, images, verdict)
         raise DataError(f"data set {name!r}: {path} is there and holds something else; `--again` replaces it")
-    return Kept(store.write(name, images), True, images, verdict)
+    return Added(store.write(name, images), True, images, verdict)
 
 
 def _same(name: str, images: store.ImageSet) -> bool:
@@ -57,4 +57,4 @@ def _same(name: str, images: store.ImageSet) -> bool:
     except DataError:
         return False
     alike = all(getattr(held, part).shape == getattr(images, part).shape for part in store.PARTS)
-    return alike and content(held) == content(images)
+    return alike and content_digest(held) == content_digest(images)

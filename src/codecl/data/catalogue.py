@@ -2,6 +2,19 @@
 
 from dataclasses import dataclass
 
+DIGITS = tuple("0123456789")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
+FASHION = "t-shirt trouser pullover dress coat sandal shirt sneaker bag ankle-boot"
+
 
 @dataclass(frozen=True)
 class File:
@@ -15,7 +28,8 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A data set. `counts`: the (training, test) images that are right; `digests`: content digests of good copies.
+    """A data set. `counts`: the (training, test) images that are right; `class_names`: in the order of their numbers;
+    `digests`: content digests of good copies.
 
     `exact`: the digest is that of the published files themselves, so that anything else is not this data set."""
 
@@ -23,6 +37,7 @@ class Entry:
     shape: tuple[int, int, int]
     classes: int
     counts: tuple[tuple[int, int], ...]
+    class_names: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
     digests: tuple[str, ...] = ()
     exact: bool = False
@@ -40,6 +55,7 @@ _ENTRIES = (
         shape=(3, 32, 32),
         classes=10,
         counts=((50_000, 10_000),),
+        class_names=CIFAR10,
         files=_files(_TORONTO, ("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071)),
     ),
     Entry(
@@ -47,6 +63,7 @@ _ENTRIES = (
         shape=(3, 32, 32),
         classes=100,
         counts=((50_000, 10_000),),
+        class_names=tuple(CIFAR100.split()),
         files=_files(_TORONTO, ("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437)),
         digests=("c66c764a80749793e22e72c26c5f9e78a9d9bbd6acdda37bba4e4a8aaf6a0bda",),
     ),
@@ -55,6 +72,7 @@ _ENTRIES = (
         shape=(1, 28, 28),
         classes=10,
         counts=((60_000, 10_000),),
+        class_names=DIGITS,
         files=_files(
             (
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -74,6 +92,7 @@ _ENTRIES = (
         shape=(1, 28, 28),
         classes=10,
         counts=((60_000, 10_000),),
+        class_names=tuple(FASHION.split()),
         files=_files(
             (
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -92,6 +111,7 @@ _ENTRIES = (
         shape=(3, 32, 32),
         classes=10,
         counts=((73_257, 26_032),),
+        class_names=DIGITS,
         files=_files(
             ("http://ufldl.stanford.edu/housenumbers/",),
             ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
@@ -104,6 +124,7 @@ _ENTRIES = (
         classes=10,
         # 16,853 + 1,873 files, two of which are empty: wherever these two lie, that many images are left.
         counts=((16_853, 1_873), (16_853, 1_871), (16_852, 1_872), (16_851, 1_873)),
+        class_names=tuple("ABCDEFGHIJ"),
         files=_files(
             tuple(
                 f"https://github.com/facebookresearch/Adversarial-Continual-Learning/raw/{branch}/data/"

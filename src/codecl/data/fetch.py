@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from codecl.data import readers, store
-from codecl.data.add import Kept, keep
+from codecl.data.add import Added, keep
 from codecl.data.catalogue import Entry, File
 from codecl.errors import DataError
 
@@ -17,30 +17,30 @@ PATIENCE = (10, 60)  # seconds to connect, and between two pieces
 Bar = Callable[[str], Any]  # a progress bar as pooch wants it, for the file of this name
 
 
-def fetch(entry: Entry, *, mirror: str | None = None, again: bool = False, bar: Bar | None = None) -> Kept:
+def fetch(entry: Entry, *, mirror: str | None = None, again: bool = False, bar: Bar | None = None) -> Added:
     """Downloads what is missing of this data set's files and makes its data set file."""
     if not entry.files:
         raise DataError(
             f"data set {entry.name!r} cannot be downloaded: {entry.by_hand}, then `codecl data add {entry.name} FOLDER`"
         )
-    room = store.folder() / "downloads" / entry.name
-    ours = [room, room.parent, *([] if store.folder().exists() else [store.folder()])]
+    downloads = store.folder() / "downloads" / entry.name
+    made_here = [downloads, downloads.parent, *([] if store.folder().exists() else [store.folder()])]
     try:
         for file in entry.files:
             urls = (f"{mirror.rstrip('/')}/{file.name}",) if mirror else file.urls
-            failures = _download(file, urls, room, bar)
+            failures = _download(file, urls, downloads, bar)
             if failures is not None:
                 raise DataError(_by_hand(entry, file, failures))
-        kept = _read(entry, room, again)
-        shutil.rmtree(room)
-        return kept
+        added = _read(entry, downloads, again)
+        shutil.rmtree(downloads)
+        return added
     finally:
-        for place in ours:
+        for folder in made_here:
             with suppress(OSError):
-                place.rmdir()  # only where it is empty
+                folder.rmdir()  # only where it is empty
 
 
-def _download(file: File, urls: tuple[str, ...], room: Path, bar: Bar | None) -> list[str] | None:
+def _download(file: File, urls: tuple[str, ...], downloads: Path, bar: Bar | None) -> list[str] | None:
     """None when the file is there and right; else why each place failed."""
     import pooch
     from requests import RequestException
@@ -56,14 +56,14 @@ def _download(file: File, urls: tuple[str, ...], room: Path, bar: Bar | None) ->
             headers={"Accept-Encoding": "identity"},  # a .gz must arrive as it is
         )
         try:
-            pooch.retrieve(url, known, fname=file.name, path=room, downloader=get)
+            pooch.retrieve(url, known, fname=file.name, path=downloads, downloader=get)
             return None
         except RequestException as error:
             failures.append(f"{url}: {_why(error)}")
         except ValueError:  # pooch's word for a checksum that differs
             failures.append(f"{url}: not the published file, its MD5 is not {file.md5}")
         except OSError as error:
-            raise DataError(f"{room} cannot be written ({error.strerror or error})") from error
+            raise DataError(f"{downloads} cannot be written ({error.strerror or error})") from error
     return failures
 
 
@@ -85,18 +85,18 @@ def _why(error: Exception) -> str:
 
 def _by_hand(entry: Entry, failed: File, failures: list[str]) -> str:
     urls = " ".join(file.urls[0] for file in entry.files)
-    room, path = (" into one folder", "FOLDER") if len(entry.files) > 1 else ("", failed.name)
+    target, path = (" into one folder", "FOLDER") if len(entry.files) > 1 else ("", failed.name)
     return (
         f"data set {entry.name!r}: could not get {failed.name} ({'; '.join(failures)}); try again, or download"
-        f" {urls} elsewhere{room}, then `codecl data add {entry.name} {path}`"
+        f" {urls} elsewhere{target}, then `codecl data add {entry.name} {path}`"
     )
 
 
-def _read(entry: Entry, room: Path, again: bool) -> Kept:
+def _read(entry: Entry, downloads: Path, again: bool) -> Added:
     """The data set file, from files that are all there; they go if they are no good."""
-    path = room / entry.files[0].name if len(entry.files) == 1 else room
+    path = downloads / entry.files[0].name if len(entry.files) == 1 else downloads
     try:
-        return keep(entry.name, readers.read(path, readers.Ask(channels=entry.shape[0])), entry, again=again)
+        return keep(entry.name, readers.read(path, readers.ImportOptions(channels=entry.shape[0])), entry, again=again)
     except DataError:
-        shutil.rmtree(room)
+        shutil.rmtree(downloads)
         raise

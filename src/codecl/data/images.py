@@ -1,18 +1,20 @@
-"""Images and labels as tensors: checked, and scaled to what a model sees."""
+"""Images and labels as tensors: checked, cropped, and scaled to what a model sees."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from codecl.errors import DataError
+from codecl.errors import ConfigError, DataError
 
 Images = tuple[Tensor, Tensor]  # images, labels
 Numbers = Sequence[float]
+PADDING = 4  # around an image that is cropped
 
 
-def checked(task: str, split: str, data: Images, classes: int, device: torch.device) -> Images:
-    """The tensors on the device, with counts and labels that fit."""
+def checked(task: str, split: str, data: Images, classes: int) -> Images:
+    """The tensors, with counts and labels that fit; labels as whole numbers."""
     images, labels = data
     if labels.ndim != 1:
         raise DataError(
@@ -23,14 +25,17 @@ def checked(task: str, split: str, data: Images, classes: int, device: torch.dev
     if labels.is_floating_point() and bool((labels != labels.round()).any()):
         raise DataError(f"task {task!r}: {split} labels are not whole numbers")
     labels = labels.long()
-    outside = labels[(labels < 0) | (labels >= classes)]
-    if len(outside):
-        raise DataError(
-            f"task {task!r}: {split} label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)"
-        )
+    check_range(f"task {task!r}: {split}", labels, classes)
     if images.is_floating_point() and not bool(images.isfinite().all()):
         raise DataError(f"task {task!r}: the {split} images hold NaN or infinity")
-    return images.to(device), labels.to(device)
+    return images, labels
+
+
+def check_range(what: str, labels: Tensor, classes: int) -> None:
+    """Every label is one of the classes. `what` they are, in the error."""
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(f"{what} label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)")
 
 
 def check_classes(task: str, labels: Tensor, classes: int) -> None:
@@ -65,3 +70,28 @@ def prepared(images: Tensor, scale: Images | None, dtype: torch.dtype) -> Tensor
     if scale is None:
         return values / 255 if images.dtype == torch.uint8 else values
     return torch.addcmul(scale[1], values, scale[0])
+
+
+def windows(name: str, images: Tensor, colour: Tensor | None) -> Tensor:
+    """[n, C, 2P + 1, 2P + 1, H, W]: every crop of every image padded by P with a colour (none: black); a view of one
+    padded copy."""
+    if images.ndim != 4:
+        raise ConfigError(
+            f"data.augment: crop-flip needs images [channels, height, width]; those of task {name!r} are"
+            f" {list(images.shape[1:])}"
+        )
+    height, width = images.shape[-2:]
+    padded = functional.pad(images, (PADDING,) * 4)
+    if colour is not None:
+        inside = padded.new_zeros(padded.shape[-2:], dtype=torch.bool)
+        inside[PADDING:-PADDING, PADDING:-PADDING] = True
+        padded = torch.where(inside, padded, colour)
+    return padded.unfold(2, height, 1).unfold(3, width, 1)
+
+
+def seen_as_0(images: Tensor, scale: Images | None) -> Tensor | None:
+    """[C, 1, 1]: the stored colour that the model sees as 0, as near as the images' type holds it."""
+    if scale is None:
+        return None
+    colour = -scale[1] / scale[0]
+    return (colour if images.is_floating_point() else colour.round()).to(images.dtype)

@@ -1,10 +1,12 @@
-"""How a task's images are dealt to agents: each image to one of them, shards of equal size (or one image more).
+"""How a task's images are dealt to agents: each image to one of them, shards of equal size (or one image more); and
+the order in which an agent sees its own.
 
 Shapes: A agents, C classes.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +25,8 @@ def partition(how: str, labels: Tensor, agents: int, seed: int, task: int) -> Pa
 
 def parse(how: str) -> tuple[str, float]:
     """`dirichlet(0.3)` -> ("dirichlet", 0.3)."""
-    found = re.fullmatch(r"(\w+)(?:\(\s*([\d.eE+-]+)\s*\))?", how.strip())
-    name, value = found.groups() if found else (how, None)
+    match = re.fullmatch(r"(\w+)(?:\(\s*([\d.eE+-]+)\s*\))?", how.strip())
+    name, value = match.groups() if match else (how, None)
     try:
         number = float(value) if value is not None else 0.0
     except ValueError:
@@ -50,10 +52,10 @@ def skew(labels: Tensor, agents: int, part: float, seed: int, task: int) -> Part
     Law: skew(0) is iid; skew(1) gives an agent as few classes as there can be."""
     order = torch.randperm(len(labels), generator=spawn(seed, "shards", task))
     first, others = order[: round(part * len(order))], order[round(part * len(order)) :]
-    sorted_ones = first[labels[first].sort(stable=True).indices].tensor_split(agents)
+    by_label = first[labels[first].sort(stable=True).indices].tensor_split(agents)
     sizes = [len(shard) for shard in order.tensor_split(agents)]
-    left = others.split([size - len(held) for size, held in zip(sizes, sorted_ones, strict=True)])
-    return [torch.cat(pair) for pair in zip(sorted_ones, left, strict=True)]
+    at_random = others.split([size - len(held) for size, held in zip(sizes, by_label, strict=True)])
+    return [torch.cat(pair) for pair in zip(by_label, at_random, strict=True)]
 
 
 def dirichlet(labels: Tensor, agents: int, alpha: float, seed: int, task: int) -> Partition:
@@ -80,3 +82,33 @@ PARTITIONS: dict[str, Callable[[Tensor, int, float, int, int], Partition]] = {
     "dirichlet": dirichlet,
     "skew": skew,
 }
+
+
+class Draw(NamedTuple):
+    """Whose images are drawn, and when."""
+
+    seed: int
+    agent: int
+    task: int
+    epoch: int
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return spawn(self.seed, purpose, self.agent, self.task, self.epoch)
+
+
+Sampler = Callable[[Draw, int, int], Tensor]  # of so many images, so many: which come, one after another
+
+
+def shuffle(draw: Draw, images: int, count: int) -> Tensor:
+    """A fresh shuffle; where there are too few images, one shuffle after another."""
+    generator = draw.generator("shuffle")
+    rounds = max(1, -(-count // images))
+    return torch.cat([torch.randperm(images, generator=generator) for _ in range(rounds)])[:count]
+
+
+def replacement(draw: Draw, images: int, count: int) -> Tensor:
+    """Draws with replacement."""
+    return torch.randint(images, (count,), generator=draw.generator("shuffle"))
+
+
+SAMPLERS: dict[str, Sampler] = {"shuffle": shuffle, "replacement": replacement}

@@ -1,9 +1,11 @@
 """The data folder and the files in it, without torch: data set files are read and written whole or not at all."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,9 @@ def folder() -> Path:
     return Path(os.environ["CODECL_DATA"]) if os.environ.get("CODECL_DATA") else cache_folder()
 
 
-def path_of(name: str, at: Path | None = None) -> Path:
-    """The file of a data set: in the data folder, or `at` another, or the very file that `at` names."""
-    return at if at is not None and at.suffix == SUFFIX else (at or folder()) / f"{name}{SUFFIX}"
+def path_of(name: str, path: Path | None = None) -> Path:
+    """The file of a data set: in the data folder, or in the folder `path`, or the very file that `path` names."""
+    return path if path is not None and path.suffix == SUFFIX else (path or folder()) / f"{name}{SUFFIX}"
 
 
 def names() -> list[str]:
@@ -52,10 +54,10 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.safetensors") if not path.name.startswith("."))
 
 
-def missing(name: str, at: Path | None = None) -> DataError:
-    if at is not None:
+def missing(name: str, path: Path | None = None) -> DataError:
+    if path is not None:
         return DataError(
-            f"data.local_path: there is no {path_of(name, at)}, this agent's data set {name!r};"
+            f"data.local_path: there is no {path_of(name, path)}, this agent's data set {name!r};"
             f" `codecl data add {name} PATH` makes such a file of what you have"
         )
     return DataError(
@@ -63,11 +65,30 @@ def missing(name: str, at: Path | None = None) -> DataError:
     )
 
 
-def read(name: str) -> ImageSet:
-    """The data set of this name, as it is in the folder."""
-    if not path_of(name).is_file():
-        raise missing(name)
-    return read_file(path_of(name))
+def digest(name: str) -> str | None:
+    """Of the file's bytes; None where there is no such file."""
+    path = path_of(name)
+    try:
+        facts = path.stat()
+        return _digest(path, facts.st_size, facts.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def read(name: str, path: Path | None = None) -> ImageSet:
+    """The data set of this name, as its file has it; `path`: see path_of."""
+    if not path_of(name, path).is_file():
+        raise missing(name, path)
+    try:
+        return read_file(path_of(name, path))
+    except DataError as error:
+        raise DataError(f"data set {name!r}: {error}") from error
 
 
 def read_file(path: Path) -> ImageSet:
@@ -82,17 +103,6 @@ def read_file(path: Path) -> ImageSet:
             return ImageSet(**{part: held.get_tensor(part) for part in PARTS}, names=_names(held.metadata()))
     except (OSError, SafetensorError, TypeError) as error:
         raise DataError(f"{path} cannot be read ({error})") from error
-
-
-def class_names(name: str, at: Path | None = None) -> tuple[str, ...]:
-    """What the classes of a data set file are called; empty where it does not say."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path_of(name, at), framework="np") as held:
-            return _names(held.metadata())
-    except (OSError, SafetensorError):
-        return ()
 
 
 def _names(metadata: Mapping[str, str] | None) -> tuple[str, ...]:

@@ -3,40 +3,77 @@
 import hashlib
 import re
 from collections.abc import Callable
-from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from codecl.data import embedded, files, store
+from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
-from codecl.data.images import Images
-from codecl.data.labels import LABELS
+from codecl.data.images import Images, check_range
 from codecl.data.task import DataConfig, Task
 from codecl.errors import ConfigError, DataError
 from codecl.registry import lookup
 
-Stream = Callable[..., list[Task]]  # no arguments; `at` for those of data set files
-Place = Path | None  # where data set files are: a folder, one file, or the data folder
+Stream = Callable[..., list[Task]]  # no arguments; `path` for those of data set files
+PLUS = " + "  # between streams that come one after another
+
+
+class ImageData(NamedTuple):
+    """A data set as tensors; images uint8 [n, channels, height, width]."""
+
+    train: Images
+    test: Images
+    class_names: tuple[str, ...]  # empty where they are not known
+
+
+def embedded(name: str) -> ImageData:
+    """`digits` or `clothes`, the images inside the package (NOTICE.md beside them says whose they are)."""
+    with (resources.files("codecl.data") / "quickstart.npz").open("rb") as file, np.load(file) as pack:
+
+        def split(part: str) -> Images:
+            images = torch.from_numpy(pack[f"{name}_{part}_images"])[:, None]
+            return images, torch.from_numpy(pack[f"{name}_{part}_labels"]).long()
+
+        of = {"digits": "mnist", "clothes": "fashion-mnist"}[name]
+        return ImageData(split("train"), split("test"), CATALOGUE[of].class_names)
+
+
+def from_file(name: str, path: Path | None = None) -> ImageData:
+    """A data set file; `path`: see store.path_of."""
+    data = store.read(name, path)
+    splits = {}
+    for split, arrays in data.splits().items():
+        images, labels = map(torch.from_numpy, arrays)
+        if images.ndim != 4 or images.dtype != torch.uint8 or labels.shape != images.shape[:1] or not len(labels):
+            raise DataError(
+                f"data set {name!r}: {split}_images of {store.path_of(name, path)} are {images.dtype}"
+                f" {list(images.shape)} with labels {list(labels.shape)}; they should be uint8 [n, channels, height,"
+                " width] with n labels"
+            )
+        splits[split] = (images, labels)
+    known = CATALOGUE[name].class_names if name in CATALOGUE else ()
+    return ImageData(splits["train"], splits["test"], known or data.names)
 
 
 def quickstart() -> list[Task]:
     """Five ten-class tasks from the images inside the package."""
-    digits, clothes = embedded.load("digits"), embedded.load("clothes")
+    digits, clothes = embedded("digits"), embedded("clothes")
 
-    def turned(name: str, pair: tuple[Images, Images], turn: Callable[[Tensor], Tensor], of: str) -> Task:
-        (train, truth), (test, test_truth) = pair
-        return Task((turn(train), truth), (turn(test), test_truth), 10, name, labels=LABELS[of])
+    def turned(name: str, data: ImageData, turn: Callable[[Tensor], Tensor]) -> Task:
+        train, test = ((turn(images), labels) for images, labels in (data.train, data.test))
+        return Task(train, test, 10, name, labels=data.class_names)
 
     return [
-        turned("digits", digits, lambda x: x, "mnist"),
-        turned("clothes", clothes, lambda x: x, "fashion-mnist"),
-        turned("transposed digits", digits, lambda x: x.mT, "mnist"),
-        turned("upside-down clothes", clothes, lambda x: x.flip(-2), "fashion-mnist"),
-        turned("inverted mirrored digits", digits, lambda x: 255 - x.flip(-1), "mnist"),
+        turned("digits", digits, lambda x: x),
+        turned("clothes", clothes, lambda x: x),
+        turned("transposed digits", digits, lambda x: x.mT),
+        turned("upside-down clothes", clothes, lambda x: x.flip(-2)),
+        turned("inverted mirrored digits", digits, lambda x: 255 - x.flip(-1)),
     ]
 
 
@@ -47,46 +84,54 @@ class Scale(NamedTuple):
     std: tuple[float, ...]
 
 
-class Cut(NamedTuple):
-    """A data set file cut into tasks of so many classes, in the order of their labels."""
+class SplitOf(NamedTuple):
+    """A data set file as tasks of so many classes, in the order of their labels."""
 
     name: str
     classes: int | None = None  # a task; None: all of them in one
     total: int | None = None  # classes in all; None: those that the training labels show
 
-    def known(self) -> int | None:
+    @classmethod
+    def parse(cls, stream: str) -> "SplitOf | None":
+        """What `split(name, classes)`, `split(name, classes, in all)`, `whole(name)` and `whole(name, in all)` say."""
+        name, number = r"\s*([\w-]+)\s*", r",\s*([1-9]\d*)\s*"
+        if match := re.fullmatch(rf"split\({name}{number}(?:{number})?\)", stream.strip()):
+            return cls(match[1], int(match[2]), int(match[3]) if match[3] else None)
+        if match := re.fullmatch(rf"whole\({name}(?:{number})?\)", stream.strip()):
+            return cls(match[1], None, int(match[2]) if match[2] else None)
+        return None
+
+    def known_total(self) -> int | None:
         """Classes in all, without a look at the images."""
         return self.total or (CATALOGUE[self.name].classes if self.name in CATALOGUE else None)
 
-
-def split(cut: Cut, scale: Scale | None = None, at: Place = None) -> list[Task]:
-    """The tasks of a cut. Own images, `at` another place, need not show every class."""
-    name, (train, test) = cut.name, files.load(cut.name, at)
-    count = (cut.known() if at else cut.total) or int(train[1].max()) + 1
-    if at or cut.total:
-        _check_labels(store.path_of(name, at), torch.cat([train[1], test[1]]), count)
-    classes = cut.classes or count
-    if count % classes:
-        raise ConfigError(f"data.stream: the {count} classes of {name!r} cannot be cut into tasks of {classes}")
-    mean, std = scale or measured(train[0])
-    known, tasks = LABELS.get(name) or store.class_names(name, at), []
-    names = known if len(known) >= count else tuple(map(str, range(count)))
-    for first in range(0, count, classes):
-        after = first + classes
-
-        def part(images: Tensor, labels: Tensor, first: int = first, after: int = after) -> Images:
-            inside = (labels >= first) & (labels < after)
-            return images[inside], labels[inside] - first
-
-        title = f"classes {first}-{after - 1}" if classes < count else name
-        tasks.append(Task(part(*train), part(*test), classes, title, mean, std, names[first:after]))
-    return tasks
+    def tasks(self, scale: Scale | None = None, path: Path | None = None) -> list[Task]:
+        """Own images, at another `path`, need not show every class."""
+        data = from_file(self.name, path)
+        images, labels = data.train
+        total = (self.known_total() if path else self.total) or int(labels.max()) + 1
+        if path or self.total:
+            check_range(f"{store.path_of(self.name, path)}:", torch.cat([labels, data.test[1]]), total)
+        classes = self.classes or total
+        if total % classes:
+            raise ConfigError(
+                f"data.stream: the {total} classes of {self.name!r} cannot be cut into tasks of {classes}"
+            )
+        mean, std = scale or measured(images)
+        names = data.class_names if len(data.class_names) >= total else tuple(map(str, range(total)))
+        tasks = []
+        for first in range(0, total, classes):
+            after = first + classes
+            train, test = (_of_classes(split, first, after) for split in (data.train, data.test))
+            title = f"classes {first}-{after - 1}" if classes < total else self.name
+            tasks.append(Task(train, test, classes, title, mean, std, names[first:after]))
+        return tasks
 
 
-def _check_labels(path: Path, labels: Tensor, classes: int) -> None:
-    outside = labels[(labels < 0) | (labels >= classes)]
-    if len(outside):
-        raise DataError(f"{path}: label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)")
+def _of_classes(split: Images, first: int, after: int) -> Images:
+    images, labels = split
+    inside = (labels >= first) & (labels < after)
+    return images[inside], labels[inside] - first
 
 
 def measured(images: Tensor) -> Scale:
@@ -97,14 +142,14 @@ def measured(images: Tensor) -> Scale:
     return Scale(tuple(mean.tolist()), tuple((square - mean**2).clamp(min=1e-6).sqrt().tolist()))
 
 
-def split_cifar100(at: Place = None) -> list[Task]:
+def split_cifar100(path: Path | None = None) -> list[Task]:
     """Ten tasks of ten classes."""
-    return split(Cut("cifar100", 10), Scale((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)), at)
+    return SplitOf("cifar100", 10).tasks(Scale((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)), path)
 
 
-def split_miniimagenet(at: Place = None) -> list[Task]:
+def split_miniimagenet(path: Path | None = None) -> list[Task]:
     """Twenty tasks of five classes, 84×84."""
-    return split(Cut("miniimagenet", 5), Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), at)
+    return SplitOf("miniimagenet", 5).tasks(Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), path)
 
 
 FIVE = {  # in this order
@@ -116,14 +161,14 @@ FIVE = {  # in this order
 }
 
 
-def five_datasets(at: Place = None) -> list[Task]:
+def five_datasets(path: Path | None = None) -> list[Task]:
     """Five data sets of ten classes, a task each, all as 3×32×32."""
     tasks = []
     for name, (mean, std) in FIVE.items():
-        (images, labels), (held, truth) = files.load(name, at)
-        original = tuple(images.shape[1:])
-        train, test = (shaped(part, (3, 32, 32)) for part in (images, held))
-        tasks.append(Task((train, labels), (test, truth), 10, name, mean, std, LABELS[name], original))
+        data = from_file(name, path)
+        train, test = ((shaped(images, (3, 32, 32)), labels) for images, labels in (data.train, data.test))
+        original = tuple(data.train[0].shape[1:])
+        tasks.append(Task(train, test, 10, name, mean, std, data.class_names, original))
     return tasks
 
 
@@ -150,74 +195,61 @@ CUT_FROM = {  # the data set files behind a stream
 }
 
 
-PLUS = " + "  # between streams that come one after another
-
-
-def named(stream: str, at: Place = None) -> Stream:
-    """A stream of the table, `split(name, classes)` or `whole(name)` of any data set file (classes in all may stand
-    behind), a user's own; or several of them, one after another, with + between. `at`: where its files are."""
+def load(stream: str, path: Path | None = None) -> list[Task]:
+    """The tasks of a stream of the table, of `split(name, classes)` or `whole(name)` of any data set file (classes in
+    all may stand behind), of a user's own; or of several, one after another, with + between. `path`: of its files."""
     parts = stream.split(PLUS)
     if len(parts) > 1:
-        return lambda: [task for part in parts for task in named(part, at)()]
-    cut = _cut_from(stream)
-    if cut:
-        return partial(split, cut, at=at)
-    found: Stream = lookup("data.stream", STREAMS, stream)
-    return partial(found, at=at) if stream in CUT_FROM else found
+        return [task for part in parts for task in load(part, path)]
+    split = SplitOf.parse(stream)
+    if split:
+        return split.tasks(path=path)
+    function: Stream = lookup("data.stream", STREAMS, stream)
+    return function(path=path) if stream in CUT_FROM else function()
 
 
 def data_sets(stream: str) -> list[str]:
     """The names of the data set files that a stream is cut from."""
     names: list[str] = []
     for part in stream.split(PLUS):
-        cut = _cut_from(part)
-        names += [cut.name] if cut else CUT_FROM.get(part, ())
+        split = SplitOf.parse(part)
+        names += [split.name] if split else CUT_FROM.get(part, ())
     return names
 
 
 def digest(stream: str) -> str | None:
     """Of the data set files that a stream is cut from: another file is another run. None where one is missing."""
-    found = [files.digest(name) for name in data_sets(stream)]
-    known = [part for part in found if part]
-    if not found or len(known) != len(found):
+    digests = [store.digest(name) for name in data_sets(stream)]
+    known = [digest for digest in digests if digest]
+    if not known or len(known) != len(digests):
         return None
     return known[0] if len(known) == 1 else hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
 
 
-def check_own(config: DataConfig) -> None:
+def check_local_path(config: DataConfig) -> None:
     """Refuse `data.local_path` where agents that see their own images only would not have the same tasks and scale."""
     if config.local_path is None:
         return
-    stream, names = config.stream, sorted(set(data_sets(config.stream)))
-    for part in stream.split(PLUS):
-        cut = _cut_from(part)
-        if not cut and part not in CUT_FROM:
+    for part in config.stream.split(PLUS):
+        split = SplitOf.parse(part)
+        if not split and part not in CUT_FROM:
             raise ConfigError(
                 f"data.local_path: data.stream {part!r} is not made of data set files; use {', '.join(CUT_FROM)},"
                 " split(NAME, K, N) or whole(NAME, N)"
             )
-        if cut and not cut.known():
-            wanted = f"split({cut.name}, {cut.classes}, N)" if cut.classes else f"whole({cut.name}, N)"
+        if split and not split.known_total():
+            wanted = f"split({split.name}, {split.classes}, N)" if split.classes else f"whole({split.name}, N)"
             raise ConfigError(
                 f"data.local_path: data.stream {part!r} leaves open how many classes there are; use {wanted}"
             )
-        if cut and not config.mean:
+        if split and not config.mean:
             raise ConfigError(
                 f"data.local_path: the scale of {part!r} would be measured on this agent's images; state data.mean and"
                 " data.std, the same for every agent"
             )
+    names = sorted(set(data_sets(config.stream)))
     if len(names) > 1 and Path(config.local_path).suffix == store.SUFFIX:
         raise ConfigError(
             f"data.local_path: {config.local_path!r} is one file, but data.stream needs {', '.join(names)}; give a"
             " folder of them"
         )
-
-
-def _cut_from(stream: str) -> Cut | None:
-    """What `split(name, classes)`, `split(name, classes, in all)`, `whole(name)` and `whole(name, in all)` say."""
-    name, number = r"\s*([\w-]+)\s*", r",\s*([1-9]\d*)\s*"
-    if found := re.fullmatch(rf"split\({name}{number}(?:{number})?\)", stream.strip()):
-        return Cut(found[1], int(found[2]), int(found[3]) if found[3] else None)
-    if found := re.fullmatch(rf"whole\({name}(?:{number})?\)", stream.strip()):
-        return Cut(found[1], None, int(found[2]) if found[2] else None)
-    return None

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from codecl.data import crops
 from codecl.data import partition as partitions
-from codecl.data.images import Images, check_classes, checked, prepared, scale_of
+from codecl.data.images import PADDING, Images, check_classes, checked, prepared, scale_of, seen_as_0, windows
+from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
@@ -120,52 +120,57 @@ class Batch(NamedTuple):
     labels_AB: Tensor
 
 
+class TaskOptions(NamedTuple):
+    """What the tasks of a run have in common: who learns them, and how images are stored, dealt and drawn."""
+
+    agents: int
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    config: DataConfig = DataConfig()
+    partition: Partition | None = None  # which images each agent has; None: as the config says
+    sampler: Sampler | None = None  # in which order they come; None: as the config says
+
+
 class TaskData:
     """A task on the device, dealt to agents."""
 
-    def __init__(
-        self,
-        index: int,
-        task: Task,
-        agents: int,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        config: DataConfig | None = None,
-    ) -> None:
-        config = config or DataConfig()
-        self.index, self.name, self.classes = index, task.name or f"task {index + 1}", task.classes
-        if not isinstance(task.classes, int) or task.classes < 1:
-            raise ConfigError(f"task {self.name!r}: classes is {task.classes!r}; it should be a whole number above 0")
+    def __init__(self, index: int, task: Task, options: TaskOptions) -> None:
+        config, name, classes = options.config, task.name or f"task {index + 1}", task.classes
+        if not isinstance(classes, int) or classes < 1:
+            raise ConfigError(f"task {name!r}: classes is {classes!r}; it should be a whole number above 0")
+        task = task._replace(name=name, train=checked(name, "training", tensors(task.train), classes))
         if config.validation:
-            part = checked(self.name, "training", tensors(task.train), task.classes, torch.device("cpu"))
-            task = validating(task._replace(train=part, name=self.name), config.validation, seed, index)
-        self.task, self.agents, self.seed, self.dtype, self.augment = task, agents, seed, dtype, config.augment
-        self._steps, self._sampling = config.steps_per_epoch, config.sampling
-        self.train = checked(self.name, "training", tensors(task.train), task.classes, device)
-        self.test = checked(self.name, "test", tensors(task.test), task.classes, device)
-        if task.labels and len(task.labels) != task.classes:
-            raise ConfigError(f"task {self.name!r}: {len(task.labels)} labels for {task.classes} classes")
+            task = validating(task, config.validation, options.seed, index)
+        else:
+            task = task._replace(test=checked(name, "test", tensors(task.test), classes))
+        if task.labels and len(task.labels) != classes:
+            raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
+        self.index, self.name, self.classes, self.task = index, name, classes, task
+        self.agents, self.seed = options.agents, options.seed
+        self.dtype, self.augment = options.dtype, config.augment
+        self.train, self.test = (_to(options.device, tensors(data)) for data in (task.train, task.test))
         if self.train[0].shape[1:] != self.test[0].shape[1:]:
-            shapes = [list(part[0].shape[1:]) for part in (self.train, self.test)]
-            raise DataError(f"task {self.name!r}: training images are {shapes[0]}, test images {shapes[1]}")
-        self.scale = scale_of(self.name, (task.mean, task.std), self.train[0], dtype)
-        self.partition = self._own() if config.local_path else self._dealt(config.partition)
+            shapes = [list(images.shape[1:]) for images, _ in (self.train, self.test)]
+            raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
+        self.scale = scale_of(name, (task.mean, task.std), self.train[0], options.dtype)
+        self.partition = options.partition if options.partition is not None else self._partition(options)
+        self._sampler = options.sampler or SAMPLERS[config.sampling]
+        self._steps = config.steps_per_epoch
         if self.augment != "none":
-            colour = crops.seen_as_0(self.train[0], self.scale) if config.crop_fill == "mean" else None
-            self._windows = crops.windows(self.name, self.train[0], colour)
+            colour = seen_as_0(self.train[0], self.scale) if config.crop_fill == "mean" else None
+            self._windows = windows(name, self.train[0], colour)
 
-    def _dealt(self, how: str) -> partitions.Partition:
-        """A shard of the common images for each agent."""
-        images = len(self.train[1])
-        check_classes(self.name, self.train[1], self.classes)
-        if images < self.agents:
-            raise ConfigError(f"agents: {self.agents} is more than the {images} training images of task {self.name!r}")
-        return partitions.partition(how, self.train[1], self.agents, self.seed, self.index)
-
-    def _own(self) -> partitions.Partition:
-        """All images, whichever number the one agent here has: the others' are elsewhere. It may lack classes."""
-        return (torch.arange(len(self.train[1])),) * self.agents
+    def _partition(self, options: TaskOptions) -> Partition:
+        """A shard of the common images for each agent. Of data of its own, which may lack classes, the one agent here
+        has all, whichever number it has."""
+        labels, agents = self.train[1], options.agents
+        if options.config.local_path:
+            return (torch.arange(len(labels)),) * agents
+        check_classes(self.name, labels, self.classes)
+        if len(labels) < agents:
+            raise ConfigError(f"agents: {agents} is more than the {len(labels)} training images of task {self.name!r}")
+        return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -197,8 +202,8 @@ class TaskData:
         return shard // batch
 
     def indices(self, epoch: int, agents: Sequence[int], batch: int) -> Tensor:
-        """[S, A, B, K] on the CPU: the images of each step, full batches of a fresh shuffle of each agent's shard;
-        where it is too small, of one shuffle after another. Or draws with replacement."""
+        """[S, A, B, K] on the CPU: the images of each step, full batches of what the sampler draws from each agent's
+        shard."""
         steps = self.steps(batch)
         rows = [self._indices(agent, epoch, steps * batch).view(steps, batch, -1) for agent in agents]
         return torch.stack(rows, 1)
@@ -242,20 +247,18 @@ class TaskData:
         return prepared(images, self.scale, self.dtype)
 
     def _indices(self, agent: int, epoch: int, count: int) -> Tensor:
-        shard, path = self.partition[agent], (agent, self.index, epoch)
-        which = shard[self._order(len(shard), count, spawn(self.seed, "shuffle", *path)), None]
+        shard, draw = self.partition[agent], Draw(self.seed, agent, self.index, epoch)
+        which = shard[self._sampler(draw, len(shard), count), None]
         if self.augment == "none":
             return which
-        generator = spawn(self.seed, "augment", *path)
-        corner = torch.randint(2 * crops.PADDING + 1, (count, 2), generator=generator)
+        generator = draw.generator("augment")
+        corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
         return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
 
-    def _order(self, images: int, count: int, generator: torch.Generator) -> Tensor:
-        """Which of so many images come, one after another."""
-        if self._sampling == "replacement":
-            return torch.randint(images, (count,), generator=generator)
-        rounds = max(1, -(-count // images))
-        return torch.cat([torch.randperm(images, generator=generator) for _ in range(rounds)])[:count]
+
+def _to(device: torch.device, data: Images) -> Images:
+    images, labels = data
+    return images.to(device), labels.to(device)
 
 
 def in_batches(rows: Tensor, batch: int) -> tuple[Tensor, ...]:
@@ -269,18 +272,18 @@ def validating(task: Task, part: float, seed: int, index: int) -> Task:
     settings. The cut depends on the seed alone."""
     images, labels = tensors(task.train)
     order = torch.randperm(len(labels), generator=spawn(seed, "validation", index))
-    held, kept = [], []
-    for kind in labels.unique():
-        of_it = order[labels[order] == kind]
-        count = max(1, round(part * len(of_it)))
-        if count >= len(of_it):
+    held_out, kept = [], []
+    for label in labels.unique():
+        of_class = order[labels[order] == label]
+        count = max(1, round(part * len(of_class)))
+        if count >= len(of_class):
             raise ConfigError(
-                f"data.validation: {part:g} leaves no training images of class {int(kind)} of task {task.name!r}"
+                f"data.validation: {part:g} leaves no training images of class {int(label)} of task {task.name!r}"
             )
-        held.append(of_it[:count])
-        kept.append(of_it[count:])
-    cut, rest = torch.cat(held), torch.cat(kept)
-    return task._replace(train=(images[rest], labels[rest]), test=(images[cut], labels[cut]))
+        held_out.append(of_class[:count])
+        kept.append(of_class[count:])
+    train, test = torch.cat(kept), torch.cat(held_out)
+    return task._replace(train=(images[train], labels[train]), test=(images[test], labels[test]))
 
 
 def tensors(source: Images | Dataset[Any]) -> Images:

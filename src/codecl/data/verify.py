@@ -1,20 +1,34 @@
 """Is a data set what it should be: counts, shapes, labels, a class without images, and the content digest."""
 
+import hashlib
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from codecl.data.catalogue import CATALOGUE, Entry
-from codecl.data.digest import content
-from codecl.data.store import ImageSet, read
+from codecl.data.store import ImageSet, path_of, read_file
 from codecl.errors import DataError
 
 
 class Verdict(NamedTuple):
     """`ok`: the images are the original's. `fits`: nothing speaks against it. `own`: sound, nothing to compare with."""
 
-    word: Literal["ok", "fits", "own", "wrong"]
-    why: str
+    status: Literal["ok", "fits", "own", "wrong"]
+    reason: str
+
+
+def content_digest(images: ImageSet) -> str:
+    """SHA-256 over the sorted SHA-256s of each (label, image), training then test; labels as 8 little-endian bytes.
+
+    Law: any order of the images of a split gives the same digest; any other pixel or label gives another one."""
+    digest = hashlib.sha256()
+    for pixels, labels in images.splits().values():
+        pairs = zip(labels.astype("<i8"), pixels, strict=True)
+        for image_digest in sorted(
+            hashlib.sha256(label.tobytes() + image.tobytes()).digest() for label, image in pairs
+        ):
+            digest.update(image_digest)
+    return digest.hexdigest()
 
 
 def judge(images: ImageSet, entry: Entry | None) -> Verdict:
@@ -24,20 +38,20 @@ def judge(images: ImageSet, entry: Entry | None) -> Verdict:
         return Verdict("wrong", wrong)
     if entry is None:
         return Verdict("own", "shapes and labels are sound; a data set of your own has nothing to be compared with")
-    found = content(images)
-    if found in entry.digests:
+    digest = content_digest(images)
+    if digest in entry.digests:
         whose = "the original's" if entry.exact else "those of the known copy"
-        return Verdict("ok", f"images and labels are {whose} (content digest {found[:16]}…)")
+        return Verdict("ok", f"images and labels are {whose} (content digest {digest[:16]}…)")
     if entry.exact:
-        return Verdict("wrong", f"counts and shapes fit, but images or labels are not the original's ({found[:16]}…)")
+        return Verdict("wrong", f"counts and shapes fit, but images or labels are not the original's ({digest[:16]}…)")
     beside = "is not that of the known copy" if entry.digests else "has nothing to be compared with"
-    return Verdict("fits", f"counts, shapes and labels as published; the content digest {found[:16]}… {beside}")
+    return Verdict("fits", f"counts, shapes and labels as published; the content digest {digest[:16]}… {beside}")
 
 
-def standing(name: str) -> Verdict:
+def verify(name: str) -> Verdict:
     """The verdict on the data set file of this name."""
     try:
-        return judge(read(name), CATALOGUE.get(name))
+        return judge(read_file(path_of(name)), CATALOGUE.get(name))
     except DataError as error:
         return Verdict("wrong", str(error))
 
@@ -52,17 +66,17 @@ def _unsound(images: ImageSet) -> str:
         if labels.min() < 0:
             return f"{split}_labels go down to {labels.min()}; they should start at 0"
     train, test = images.train_images.shape[1:], images.test_images.shape[1:]
-    return "" if train == test else f"training images are {by(train)}, test images {by(test)}"
+    return "" if train == test else f"training images are {shape_text(train)}, test images {shape_text(test)}"
 
 
 def _unlike(images: ImageSet, entry: Entry) -> str:
     """How it differs from what is published, in words."""
     shape = images.train_images.shape[1:]
     if shape != entry.shape:
-        return f"images are {by(shape)}, should be {by(entry.shape)}"
+        return f"images are {shape_text(shape)}, should be {shape_text(entry.shape)}"
     counts = len(images.train_labels), len(images.test_labels)
     if counts not in entry.counts:
-        return f"{plus(counts)} images, should be {' or '.join(map(plus, entry.counts))}"
+        return f"{counts_text(counts)} images, should be {' or '.join(map(counts_text, entry.counts))}"
     highest = max(images.train_labels.max(), images.test_labels.max())
     return f"labels go up to {highest}, should be below {entry.classes}" if highest >= entry.classes else ""
 
@@ -79,9 +93,9 @@ def _classes(images: ImageSet, entry: Entry | None) -> str:
     return ""
 
 
-def by(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
 
 
-def plus(counts: tuple[int, int]) -> str:
+def counts_text(counts: tuple[int, int]) -> str:
     return f"{counts[0]:,} + {counts[1]:,}"

@@ -32,13 +32,15 @@ class TopologyConfig(BaseModel):
 
 
 class Topology:
-    """A connected graph of agents with its mixing matrix. Law: rows and columns of `mixing` sum to 1."""
+    """A connected graph of agents with its mixing matrix. Law: rows and columns of `mixing` sum to 1.
 
-    def __init__(self, name: str, graph: Graph) -> None:
+    `mixing`: weights of the caller's own, with which the graph may be any and the law may fail: for analyses."""
+
+    def __init__(self, name: str, graph: Graph, mixing: Matrix | None = None) -> None:
         self.name = name
-        self.graph = _checked(name, graph)
+        self.graph = _checked(name, graph) if mixing is None else graph
         self.agents: int = self.graph.number_of_nodes()
-        self.mixing = mixing_matrix(self.graph)
+        self.mixing = mixing_matrix(self.graph) if mixing is None else mixing
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:

@@ -26,7 +26,7 @@ from codecl.peers.membership import Rules, Self
 from codecl.peers.node import Mailbox
 from codecl.peers.rejoin import Joined
 from codecl.runs import config as configs
-from codecl.runs.build import assemble, build_model, computing, deal, device_of, seeded
+from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig
 from codecl.runs.folder import folder_of as run_folder_of
 from codecl.runs.folder import labels_of
@@ -71,19 +71,19 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     done = recorded(folder, config)
     if done is not None and not again:
         return Taken(done, folder)
-    dealt = deal(config, None, device, alone=True)
-    module = build_model(config, dealt[0].shape, dealt[0].classes)
+    data = task_data(config, None, device, alone=True)
     rules = member.fleet.peers
     times = Rules(rules.deadline, rules.silence, rules.meet)
-    with computing(device), seeded(config.seed, "trial", device):
-        setup, state = assemble(config, module, dealt, device, partial(Peers, me=who(member), rules=times))
+    with compute_settings(device), seeded(config.seed, "trial", device):
+        peers = partial(Peers, me=who(member), rules=times)
+        setup, state = build_setup(config, data, device, exchange=peers)
     _check_images(setup, agent, rules.min_images)
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and _begun(folder, member)
     writer = _open(folder, config, setup, agent, going_on)
     archive = _archive(setup, state, config, folder / "charts", member, going_on)
-    with computing(device), seeded(config.seed, f"dropout/{agent}", device):
+    with compute_settings(device), seeded(config.seed, f"dropout/{agent}", device):
         return _Part(setup, state, archive, writer, member, on_event).run()
 
 

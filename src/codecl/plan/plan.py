@@ -13,7 +13,7 @@ from torch.nn import functional
 from codecl.data.task import Task
 from codecl.exchange.topology import Matrix, Topology
 from codecl.plan.forecast import SURE, Forecast, Known, Like
-from codecl.runs.build import assemble, build_model, computing, deal, seeded
+from codecl.runs.build import build_setup, compute_settings, seeded, task_data
 from codecl.runs.config import RunConfig
 from codecl.seeding import choose
 from codecl.space.tracing import logits
@@ -90,14 +90,14 @@ def plan(
     """The plan of a config; refuses what `run` would refuse. `like`: a recorded run whose free directions this one
     is taken to have. `measure`: time a step on the device. `bandwidth`: of an agent's way out, in bits a second."""
     place = device or torch.device("cpu")
-    dealt = deal(config, tasks, place)
-    with computing(place), seeded(config.seed, "trial", place):
-        setup, state = assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, place)
+    data = task_data(config, tasks, place)
+    with compute_settings(place), seeded(config.seed, "trial", place):
+        setup, state = build_setup(config, data, place)
         forecast = Forecast(config, setup, state, like)
         ms = _ms_per_step(setup, state, config.train.execution == "auto") if measure else None
         activations = _activations(setup, state)
     graph = graph_of(setup.topology, config.train.order)
-    task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(dealt)))
+    task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(data)))
     alone, together = _memory(setup, forecast, activations)
     return Plan(
         preset=config.preset,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from codecl.data import streams
-from codecl.data.task import Task, TaskData
+from codecl.data import store, streams
+from codecl.data.task import Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
@@ -27,6 +27,7 @@ from codecl.space.tracing import logits, without_running_statistics
 from codecl.train.precision import multiplying
 from codecl.train.state import Setup, State
 
+ReadStream = Callable[[str, str | None], list[Task]]  # of a stream and data.local_path
 BuildExchange = Callable[[Topology, torch.dtype, torch.device], Exchange]
 
 
@@ -39,7 +40,7 @@ def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def computing(device: torch.device) -> Iterator[None]:
+def compute_settings(device: torch.device) -> Iterator[None]:
     """No more threads than this process may use, and exact products; both put back as the caller had them."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, _processors()))
@@ -60,20 +61,24 @@ def _processors() -> int:
         return allowed
 
 
-def tasks_of(config: RunConfig, alone: bool = False) -> list[Task]:
-    """The tasks of the stream that a config names. `alone`: for one agent, which may have data of its own."""
-    _check_alone(config, alone)
+def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
+    """The tasks of a stream, as its files have them."""
     try:
-        tasks = streams.named(
-            config.data.stream, Path(config.data.local_path).expanduser() if config.data.local_path else None
-        )()
+        tasks = streams.load(stream, Path(local_path).expanduser() if local_path else None)
     except CodeclError:
         raise
     except Exception as error:  # a user's function may raise anything
-        raise DataError(f"data.stream: {config.data.stream} cannot be loaded: {reason(error)}") from error
+        raise DataError(f"data.stream: {stream} cannot be loaded: {reason(error)}") from error
     if not isinstance(tasks, list) or not tasks or not all(isinstance(task, Task) for task in tasks):
-        raise ConfigError(f"data.stream: {config.data.stream} gives no list of codecl.Task")
-    return _first(tasks, config)
+        raise ConfigError(f"data.stream: {stream} gives no list of codecl.Task")
+    return tasks
+
+
+def load_tasks(config: RunConfig, alone: bool = False, read: ReadStream = read_stream) -> list[Task]:
+    """The tasks that a config names. `alone`: for one agent, which may have data of its own. `read`: another than
+    read_stream, such as a cache of it."""
+    _check_alone(config, alone)
+    return _selected(read(config.data.stream, config.data.local_path), config)
 
 
 def _check_alone(config: RunConfig, alone: bool) -> None:
@@ -84,32 +89,41 @@ def _check_alone(config: RunConfig, alone: bool) -> None:
         )
 
 
-def _first(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
+def check_files(config: RunConfig) -> None:
+    """Refuse one agent's own data, and data set files that are not there, without reading any."""
+    _check_alone(config, alone=False)
+    for name in streams.data_sets(config.data.stream):
+        if not store.path_of(name).is_file():
+            raise store.missing(name)
+
+
+def _selected(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
     """So many as the config wants, scaled as it says."""
-    if config.data.tasks is not None and config.data.tasks > len(tasks):
-        raise ConfigError(f"data.tasks: {config.data.tasks} is more than the {len(tasks)} tasks of the stream")
-    first, (mean, std) = list(tasks)[: config.data.tasks], (config.data.mean, config.data.std)
-    return [task._replace(mean=mean, std=std) for task in first] if mean else first
+    data = config.data
+    if data.tasks is not None and data.tasks > len(tasks):
+        raise ConfigError(f"data.tasks: {data.tasks} is more than the {len(tasks)} tasks of the stream")
+    first = list(tasks)[: data.tasks]
+    return [task._replace(mean=data.mean, std=data.std) for task in first] if data.mean else first
 
 
-def check(config: RunConfig) -> None:
+def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
     """Refuse what `run` would refuse, without training anything."""
     cpu = torch.device("cpu")
-    dealt = deal(config, None, cpu)
-    assemble(config, build_model(config, dealt[0].shape, dealt[0].classes), dealt, cpu)
+    build_setup(config, task_data(config, tasks, cpu), cpu)
 
 
-def deal(config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False) -> list[TaskData]:
+def task_data(
+    config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False
+) -> list[TaskData]:
     """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent of them; with
     data of its own, that is its shard, whichever number it has."""
     _check_alone(config, alone)
-    source = _first(tasks, config) if tasks is not None else tasks_of(config, alone)
-    dtype = getattr(torch, config.dtype)
-    how = (config.agents, config.seed, dtype, device, config.data)
-    dealt = [TaskData(index, task, *how) for index, task in enumerate(source)]
-    for data in dealt:
-        data.steps(config.train.batch_size)
-    return dealt
+    selected = _selected(tasks, config) if tasks is not None else load_tasks(config, alone)
+    options = TaskOptions(config.agents, config.seed, getattr(torch, config.dtype), device, config.data)
+    data = [TaskData(index, task, options) for index, task in enumerate(selected)]
+    for task in data:
+        task.steps(config.train.batch_size)
+    return data
 
 
 def build_model(config: RunConfig, shape: Sequence[int], classes: int) -> nn.Module:
@@ -126,29 +140,30 @@ def build_model(config: RunConfig, shape: Sequence[int], classes: int) -> nn.Mod
     return module
 
 
-def assemble(
+def build_setup(
     config: RunConfig,
-    module: nn.Module,
     tasks: Sequence[TaskData],
     device: torch.device,
+    module: nn.Module | None = None,
     exchange: BuildExchange = Simulated,
+    topology: Topology | None = None,
 ) -> tuple[Setup, State]:
-    """Build and check everything that the loop needs."""
+    """Build and check everything that the loop needs. `module` and `topology` replace those that the config names."""
     dtype = getattr(torch, config.dtype)
-    graph = topologies.build(config.topology, config.agents, config.seed)
-    own = own_copy(module).to(device, dtype)
+    module = module if module is not None else build_model(config, tasks[0].shape, tasks[0].classes)
+    topology = topology or topologies.build(config.topology, config.agents, config.seed)
+    module = stateless_copy(module).to(device, dtype)
     sample = tasks[0].prepare(tasks[0].train[0][:2])
-    places = parameter_roles(own, sample, config.head, config.dense, config.frozen)
-    values = {name: parameter.detach().clone() for name, parameter in own.named_parameters()}
-    first_head = {name: values.pop(name) for name in places.head}
-    heads = [_head(first_head, places.outputs, data, config.seed) for data in tasks]
+    roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
+    values = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    first_head = {name: values.pop(name) for name in roles.head}
     setup = Setup(
-        module=own,
-        roles=places,
+        module=module,
+        roles=roles,
         tasks=tasks,
-        heads=heads,
-        topology=graph,
-        exchange=exchange(graph, dtype, device),
+        heads=[_head(first_head, roles.outputs, data, config.seed) for data in tasks],
+        topology=topology,
+        exchange=exchange(topology, dtype, device),
         method=config.method.build(),
         train=config.train,
         growth=config.growth,
@@ -167,11 +182,11 @@ def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Paramet
         return {name: value.clone() for name, value in given.items()}
     generator = spawn(seed, "head", data.index)
     bound = max(value[0].numel() for value in given.values()) ** -0.5
-    out = {}
+    head = {}
     for name, value in given.items():  # as nn.Linear does it
         drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
-        out[name] = drawn.to(value)
-    return out
+        head[name] = drawn.to(value)
+    return head
 
 
 def _check_growth(setup: Setup) -> None:
@@ -188,7 +203,7 @@ def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
     before = _buffers(trial)
     with seeded(setup.seed, "trial", device):
         for data in {(data.train[0].shape[1:], data.classes): data for data in setup.tasks}.values():
-            _try(setup, trial, data, {**start.parameters, **setup.heads[data.index]})
+            _check_batches(setup, trial, data, {**start.parameters, **setup.heads[data.index]})
     changed = [name for name, value in _buffers(trial).items() if value != before.get(name)]
     if changed:
         raise ConfigError(
@@ -201,23 +216,25 @@ def _buffers(module: nn.Module) -> dict[str, str]:
     return {name: digest({name: value}) for name, value in module.named_buffers()}
 
 
-def _try(setup: Setup, trial: nn.Module, data: TaskData, parameters: Parameters) -> None:
+def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: Parameters) -> None:
     """A batch of each size that will come: for training, for the test, for growth."""
-    growing = setup.growth.by_layer(setup.roles.layers, setup.growth.sharing(setup.topology.agents))
-    tested, grown = min(setup.train.test_batch_size, len(data.test[1])), max(growing.values(), default=2)
     images = data.train[0]
-    repeated = torch.arange(setup.train.batch_size, device=images.device) % len(
-        images
-    )  # a batch may be larger than a shard
-    for training, some in ((True, images[repeated]), (False, images[:tested]), (False, images[:grown])):
-        out = logits(trial.train(training), data.prepare(some), parameters)
+    growth_images = setup.growth.by_layer(setup.roles.layers, setup.growth.sharing(setup.topology.agents))
+    repeated = torch.arange(setup.train.batch_size, device=images.device) % len(images)  # it may be more than a shard
+    batches = (
+        (True, images[repeated]),
+        (False, images[: min(setup.train.test_batch_size, len(data.test[1]))]),
+        (False, images[: max(growth_images.values(), default=2)]),
+    )
+    for training, batch in batches:
+        out = logits(trial.train(training), data.prepare(batch), parameters)
         if out.shape[1] < data.classes:
             raise ConfigError(
                 f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"
             )
 
 
-def own_copy(module: nn.Module) -> nn.Module:
+def stateless_copy(module: nn.Module) -> nn.Module:
     """A copy whose norms keep no running statistics."""
     try:
         return without_running_statistics(copy.deepcopy(module))

@@ -9,16 +9,16 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from codecl.data import streams
-from codecl.data.streams import STREAMS
 from codecl.data.task import DataConfig
 from codecl.errors import ConfigError
 from codecl.exchange.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
+from codecl.runs import yamlfile
 from codecl.runs.checkpoint import CheckpointConfig
 from codecl.space.growth import GrowthConfig
 from codecl.train.config import TrainConfig
@@ -62,8 +62,7 @@ class MethodChoice(Choice):
         return kind
 
     def build(self) -> Method:
-        method: Method = _validated(self.kind(), self.options, "method")
-        return method
+        return yamlfile.checked(self.kind(), self.options, field="method")
 
 
 class ModelChoice(Choice):
@@ -149,9 +148,15 @@ def preset(name: str) -> Preset:
         known = presets()
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    about, methods, paper = raw.pop("about"), tuple(raw.pop("methods")), raw.pop("paper", name)
-    by_method, by_agents = raw.pop("by_method", {}), raw.pop("by_agents", {})
-    return Preset(name, about, {**raw, "preset": name}, by_method, by_agents, methods, paper)
+    return Preset(
+        name=name,
+        about=raw.pop("about"),
+        by_method=raw.pop("by_method", {}),
+        by_agents=raw.pop("by_agents", {}),
+        methods=tuple(raw.pop("methods")),
+        paper=raw.pop("paper", name),
+        fields={**raw, "preset": name},
+    )
 
 
 def resolve(start: Preset, changes: Fields) -> RunConfig:
@@ -160,8 +165,9 @@ def resolve(start: Preset, changes: Fields) -> RunConfig:
     fields = merge(start.fields, {"method": {"name": method}})
     fields = merge(fields, start.by_method.get(method, {}))
     agents = changes.get("agents", start.fields.get("agents"))
-    for least, others in sorted(start.by_agents.items()):
-        fields = merge(fields, others) if isinstance(agents, int) and agents >= least else fields
+    for min_agents, others in sorted(start.by_agents.items()):
+        if isinstance(agents, int) and agents >= min_agents:
+            fields = merge(fields, others)
     return validate(merge(fields, changes))
 
 
@@ -169,7 +175,7 @@ def validate(fields: Fields) -> RunConfig:
     """The config with these fields, every option of its method filled in; ConfigError names the first that is off."""
     config = parse(fields)
     config.model.check()
-    streams.check_own(config.data)
+    streams.check_local_path(config.data)
     options = config.method.build().model_dump(mode="json")
     owned = {
         "method": source_digest("method", METHODS, config.method.name),
@@ -188,17 +194,24 @@ def validate(fields: Fields) -> RunConfig:
 
 def stream_digest(data: DataConfig) -> str | None:
     """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
-    codes = [source_digest("data.stream", STREAMS, part) for part in data.stream.split(streams.PLUS)]
-    found = [code for code in (*codes, None if data.local_path else streams.digest(data.stream)) if code]
-    if len(found) > 1:
-        return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]
-    return found[0] if found else None
+    digests = [source_digest("data.stream", streams.STREAMS, part) for part in data.stream.split(streams.PLUS)]
+    digests.append(None if data.local_path else streams.digest(data.stream))
+    known = [digest for digest in digests if digest]
+    if len(known) > 1:
+        return hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
+    return known[0] if known else None
 
 
 def parse(fields: Fields) -> RunConfig:
     """A config as it was recorded: its method need not be here."""
-    config: RunConfig = _validated(RunConfig, fields, "")
-    return config
+    try:
+        return yamlfile.checked(RunConfig, fields)
+    except ConfigError as error:
+        for old, new in RENAMED.items():
+            section, name = old.split(".")
+            if isinstance(fields.get(section), Mapping) and name in fields[section]:
+                raise ConfigError(f"{old} is now {new}") from error
+        raise
 
 
 def merge(base: Fields, changes: Fields) -> dict[str, Any]:
@@ -245,37 +258,3 @@ def difference(a: RunConfig, b: RunConfig) -> list[str]:
 
     left, right = flat(a.decisive()), flat(b.decisive())
     return [f"{k}: {left.get(k)}, {right.get(k)}" for k in left | right if left.get(k) != right.get(k)]
-
-
-def _validated(kind: Any, fields: Fields, prefix: str) -> Any:
-    try:
-        return kind(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path, owner, field = _place(kind, first["loc"])
-        if first["type"] == "extra_forbidden":
-            unknown, known = str(first["loc"][-1]), dict.fromkeys(owner.model_fields)
-            path = [*path, unknown]
-            if ".".join(path) in RENAMED:
-                raise ConfigError(f"{'.'.join(path)} is now {RENAMED['.'.join(path)]}") from error
-            said = f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}"
-        elif len(path) < len(first["loc"]) and field is not None and field.description:
-            # inside a field, or none of the types that it may have: say what the field is
-            said = f"{first['input']!r} is not allowed: {field.description}"
-        else:
-            message = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
-            said = f"{first['input']!r} is not allowed: {message}"
-        raise ConfigError(f"{'.'.join([prefix, *path]).strip('.')}: {said}") from error
-
-
-def _place(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], Any, Any]:
-    """(field path, the model it ends in, the field) of a validation error; what pydantic adds for types is left out."""
-    path: list[str] = []
-    owner, field = kind, None
-    for part in location:
-        if part in owner.model_fields:
-            path.append(str(part))
-            field = owner.model_fields[part]
-            if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-                owner = field.annotation
-    return path, owner, field

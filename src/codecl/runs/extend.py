@@ -26,7 +26,7 @@ def extended(old: RunConfig, task: str) -> RunConfig:
         )
     if stream_digest(old.data) != old.sources.get("data"):
         raise DataError(f"data.stream: files behind {old.data.stream} are missing, or not those of the run any more")
-    learned, there = old.data.tasks, len(streams.named(old.data.stream)())
+    learned, there = old.data.tasks, len(streams.load(old.data.stream))
     if task == NEXT and (learned is None or learned >= there):
         raise ConfigError(f"--task {NEXT}: the run has learned all {there} tasks of its stream {old.data.stream}")
     if task == NEXT and learned is not None:

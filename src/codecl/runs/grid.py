@@ -1,5 +1,6 @@
 """Comma lists of the command line -> every combination, each a checked config."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -19,15 +20,14 @@ def configs(
         changes = presets.merge(changes, presets.setting(text))
     options = changes.pop("method", {})
     names = words(method) or ([options["name"]] if "name" in options else list(start.methods))
-    named = [{"method": fields} for fields in _method_fields(names, options)]
-    sizes = [{"agents": number("--agents", word)} for word in words(agents)] or [{}]
-    graphs = [{"topology": {"name": word}} for word in words(topology)] or [{}]
-    numbers = [{"seed": number("--seeds", word)} for word in words(seeds)] or [{}]
-    for parts in itertools.product(graphs, sizes, named, numbers):
-        fields = changes
-        for part in parts:
-            fields = presets.merge(fields, part)
-        yield presets.resolve(start, fields)
+    lists = (
+        [{"topology": {"name": word}} for word in words(topology)] or [{}],
+        [{"agents": number("--agents", word)} for word in words(agents)] or [{}],
+        [{"method": fields} for fields in _method_fields(names, options)],
+        [{"seed": number("--seeds", word)} for word in words(seeds)] or [{}],
+    )
+    for combination in itertools.product(*lists):
+        yield presets.resolve(start, functools.reduce(presets.merge, combination, changes))
 
 
 def _method_fields(names: list[str], options: dict[str, Any]) -> Iterator[dict[str, Any]]:

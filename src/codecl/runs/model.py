@@ -11,7 +11,7 @@ from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.files import replacing
 from codecl.models import MODELS
 from codecl.registry import source_digest
-from codecl.runs.build import build_model, own_copy
+from codecl.runs.build import build_model, stateless_copy
 from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_config, read_tasks
 from codecl.space import norms
@@ -39,7 +39,7 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
-    module = own_copy(model).to(getattr(torch, config.dtype))
+    module = stateless_copy(model).to(getattr(torch, config.dtype))
     known, of_task = dict(module.named_parameters()), load_file(own)
     statistics = {name: of_task.pop(name) for name in list(of_task) if norms.is_statistic(name)}
     for name, value in {**load_file(body), **of_task}.items():

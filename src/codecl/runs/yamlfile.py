@@ -1,8 +1,9 @@
-"""YAML files as checked models: what is off in one is said in one line, which starts with the file."""
+"""Fields as checked models, and YAML files of them: what is off is said in one line, which starts with the file."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -32,21 +33,57 @@ def read_bytes(path: Path, way_out: str) -> bytes:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error}); {way_out}") from error
 
 
-def checked(kind: type[Model], fields: Mapping[str, Any], where: Path | str) -> Model:
-    """A model with these fields; ConfigError names the first that is off."""
+def checked(kind: type[Model], fields: Mapping[str, Any], where: Path | str = "", field: str = "") -> Model:
+    """A model with these fields; ConfigError names the first that is off. `where` they stand: a file, an option.
+    `field`: of a config, whose value they are."""
     try:
         return kind(**fields)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}" if where else str(error)) from error
     except ValidationError as error:
         first = error.errors()[0]
-        path, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        path, owner, description = _located(kind, first["loc"])
+        value = repr(str(first["input"])[:60]) if where else repr(first["input"])  # what stands in a file is text
+        message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
         if first["type"] == "extra_forbidden":
-            known = {field.alias or key: None for key, field in kind.model_fields.items()}
-            message = f"there is no such field{near(path, known)}"
-        elif path and first["type"] != "missing":
-            message = f"{str(first['input'])[:60]!r} is not allowed: {message.replace('Input should', 'it should')}"
-        raise ConfigError(": ".join(filter(None, (str(where), path, message)))) from error
+            unknown = str(first["loc"][-1])
+            known = {entry.alias or key: None for key, entry in owner.model_fields.items()}
+            path.append(unknown)
+            message = f"there is no such field{near(unknown, known)}; there are {', '.join(known) or 'none'}"
+        elif len(path) < len(first["loc"]) and description:
+            # inside a field, or none of the types that it may have: say what the field is
+            message = f"{value} is not allowed: {description}"
+        elif (path or field) and first["type"] != "missing":
+            message = f"{value} is not allowed: {message}"
+        place = ".".join(filter(None, (field, *path)))
+        raise ConfigError(": ".join(filter(None, (str(where), place, message)))) from error
+
+
+class Located(NamedTuple):
+    """Where a validation error lies; what pydantic adds for types is left out of the path."""
+
+    path: list[str]
+    owner: type[BaseModel]  # the model that it ends in
+    description: str | None  # of the field
+
+
+def _located(kind: type[BaseModel], location: tuple[int | str, ...]) -> Located:
+    path: list[str] = []
+    owner, description, listed = kind, None, False
+    for step in location:
+        entry = next((entry for key, entry in owner.model_fields.items() if step in (key, entry.alias)), None)
+        if entry is not None:
+            path.append(str(step))
+            inside = next((arg for arg in (entry.annotation, *get_args(entry.annotation)) if _is_model(arg)), None)
+            owner, description = inside or owner, entry.description
+            listed = inside is not None and inside is not entry.annotation
+        elif listed and isinstance(step, int):
+            path.append(str(step))
+    return Located(path, owner, description)
+
+
+def _is_model(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, BaseModel)
 
 
 def dump(fields: Mapping[str, Any]) -> str:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codecl.data.partition import replacement
 from codecl.exchange.topology import Matrix
 from codecl.theory.check import DIMENSIONS, graph, labelled
 from codecl.theory.problems import Problem, logistic
-from codecl.theory.walks import Walk, side_by_side, walked
+from codecl.theory.walks import Walk, same_draws, side_by_side, walked
 
 POINTS, EVERY, LOWEST, HIGHEST = 512, 4, -0.6, -0.4
 WHOLE = torch.eye(DIMENSIONS, dtype=torch.float64)
@@ -93,7 +94,8 @@ def second_half(size: Size, mixing: Matrix, steps: int, sorted_labels: bool = Fa
     agents, rate = len(mixing), 2 * math.sqrt(len(mixing) / steps)
     problems = [_problem(seed, agents, sorted_labels) for seed in range(size.seeds)]
     together = problems[0]._replace(examples_NPE=torch.cat([problem.examples_NPE for problem in problems]))
-    walk = Walk(together, side_by_side(mixing, size.seeds), rate, steps, size.copies, alike=agents if alike else 0)
+    sampler = same_draws(agents) if alike else replacement
+    walk = Walk(together, side_by_side(mixing, size.seeds), rate, steps, size.copies, sampler=sampler)
     kept = [
         coords_SND.view(size.copies, size.seeds, agents, -1).mean(2)
         for step, coords_SND in enumerate(walked(walk))

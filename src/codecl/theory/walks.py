@@ -3,17 +3,18 @@
 Shapes: S copies, N agents, A = S · N, F free dimensions, K steps.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import NamedTuple, cast
 
+import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor
 
-from codecl.data.task import Task, TaskData
-from codecl.exchange import Simulated
+from codecl.data.partition import Draw, Sampler, replacement
+from codecl.data.task import Task, TaskData, TaskOptions
 from codecl.exchange.topology import Matrix, Topology
-from codecl.runs.build import assemble, deal
+from codecl.runs.build import build_setup
 from codecl.runs.config import validate
 from codecl.theory.problems import AsModule, Problem
 from codecl.train.agents import Agents
@@ -23,15 +24,6 @@ from codecl.train.loop import train
 from codecl.train.state import Setup, State
 
 CPU = torch.device("cpu")
-
-
-class Copies:
-    """A mixing matrix so many times over, side by side; what `Simulated` asks of a topology to mix."""
-
-    def __init__(self, mixing: Matrix, copies: int) -> None:
-        self.agents = copies * len(mixing)
-        self.mixing = side_by_side(mixing, copies)
-        self.edges = tuple(zip(*map(np.ndarray.tolist, np.nonzero(self.mixing)), strict=True))
 
 
 def side_by_side(mixing: Matrix, copies: int) -> Matrix:
@@ -49,7 +41,7 @@ class Walk(NamedTuple):
     copies: int
     seed: int = 0
     batch: int = 1
-    alike: int = 0  # a control: so many agents in a row draw the same examples
+    sampler: Sampler = replacement
 
 
 def prepared(walk: Walk) -> tuple[Setup, State]:
@@ -65,32 +57,34 @@ def prepared(walk: Walk) -> tuple[Setup, State]:
             "agents": agents,
             "model": {"name": "own"},
             "head": None,
-            "data": {"stream": "own", "sampling": "replacement", "steps_per_epoch": walk.steps},
+            "data": {"stream": "own", "steps_per_epoch": walk.steps},
             "train": {"epochs": 1, "batch_size": walk.batch, "lr": walk.lr, "execution": "stacked", "milestones": []},
             "method": {"name": "codec"},
         }
     )
     task = Task((examples_PE, labels_P), (examples_PE[:1], labels_P[:1]), 1, problem.name)
-    (data,) = dealt = deal(config, [task], CPU)
-    data.partition = torch.arange(len(examples_PE)).tensor_split(agents)  # agent i's examples are the problem's
-    setup, state = assemble(config, AsModule(problem).double(), dealt, CPU)
-    if walk.alike:
-        data.indices = _alike(data, walk.alike)  # type: ignore[method-assign]
-    copies = cast(Topology, Copies(walk.mixing, walk.copies))
-    setup = setup._replace(topology=copies, exchange=Simulated(copies, torch.float64, CPU))
+    options = TaskOptions(
+        agents=agents,
+        seed=walk.seed,
+        dtype=torch.float64,
+        config=config.data,
+        partition=torch.arange(len(examples_PE)).tensor_split(agents),  # agent i's examples are the problem's
+        sampler=walk.sampler,
+    )
+    mixing = side_by_side(walk.mixing, walk.copies)
+    topology = Topology("copies", nx.from_numpy_array(mixing.T, create_using=nx.DiGraph), mixing)
+    module = AsModule(problem).double()
+    setup, state = build_setup(config, [TaskData(0, task, options)], CPU, module, topology=topology)
     return setup, state._replace(memory={"point/0": problem.free_DF})
 
 
-def _alike(data: TaskData, agents: int) -> Callable[..., Tensor]:
-    """Picks in which so many agents in a row draw what the first of them draws; they must have the same examples."""
-    original, size = data.indices, len(data.partition[0])
+def same_draws(agents: int) -> Sampler:
+    """So many agents in a row draw what the first of them draws; they must have the same examples."""
 
-    def indices(*path: Any) -> Tensor:
-        indices_SABK = original(*path)
-        first = torch.arange(indices_SABK.shape[1]) // agents * agents
-        return indices_SABK[:, first] + ((torch.arange(indices_SABK.shape[1]) - first) * size)[None, :, None, None]
+    def sampler(draw: Draw, images: int, count: int) -> Tensor:
+        return replacement(draw._replace(agent=draw.agent // agents * agents), images, count)
 
-    return indices
+    return sampler
 
 
 def walked(walk: Walk) -> Iterator[Tensor]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from codecl.data import store
-from codecl.data.readers import arrays, cifar, idx, matlab, pictures
-from codecl.data.readers.pictures import Ask
+from codecl.data.readers import arrays, pictures, published
+from codecl.data.readers.pictures import ImportOptions
 from codecl.data.readers.tree import Tree, opened
 from codecl.errors import DataError
 
-__all__ = ["TAKEN", "Ask", "read"]
+__all__ = ["TAKEN", "ImportOptions", "read"]
 TAKEN = (
     "a CIFAR archive (python or binary), a folder with idx files, with SVHN's .mat files or with train.pkl and test.pkl"
     ", image files in class folders (also zipped), an .npz, or a .safetensors"
@@ -32,10 +32,10 @@ def _idx(split: str, what: str, axes: int) -> str:
 
 
 KINDS = (
-    Kind("CIFAR-10 (python)", {"train": r"data_batch_\d+", "test": "test_batch"}, cifar.python),
-    Kind("CIFAR-100 (python)", {"train": "train", "test": "test"}, cifar.python),
-    Kind("CIFAR-10 (binary)", {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"}, cifar.binary10),
-    Kind("CIFAR-100 (binary)", {"train": r"train\.bin", "test": r"test\.bin"}, cifar.binary100),
+    Kind("CIFAR-10 (python)", {"train": r"data_batch_\d+", "test": "test_batch"}, published.cifar_pickles),
+    Kind("CIFAR-100 (python)", {"train": "train", "test": "test"}, published.cifar_pickles),
+    Kind("CIFAR-10 (binary)", {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"}, published.cifar10_records),
+    Kind("CIFAR-100 (binary)", {"train": r"train\.bin", "test": r"test\.bin"}, published.cifar100_records),
     Kind(
         "idx files",
         {
@@ -44,9 +44,9 @@ KINDS = (
             "test images": _idx("(t10k|test)", "images", 3),
             "test labels": _idx("(t10k|test)", "labels", 1),
         },
-        idx.read,
+        published.idx,
     ),
-    Kind("SVHN", {"train": r"train_32x32\.mat", "test": r"test_32x32\.mat"}, matlab.read),
+    Kind("SVHN", {"train": r"train_32x32\.mat", "test": r"test_32x32\.mat"}, published.svhn),
     Kind("pickles", {"train": r"train\.pkl", "test": r"test\.pkl"}, arrays.pickles),
     Kind(
         "arrays",
@@ -61,7 +61,7 @@ KINDS = (
 )
 
 
-def read(path: Path, ask: Ask | None = None) -> store.ImageSet:
+def read(path: Path, options: ImportOptions | None = None) -> store.ImageSet:
     """The data set in a file, an archive or a folder."""
     if not path.exists():
         raise DataError(f"there is no {path}; `codecl data add NAME PATH` takes {TAKEN}")
@@ -72,31 +72,30 @@ def read(path: Path, ask: Ask | None = None) -> store.ImageSet:
             parts = _parts(tree, kind)
             if parts:
                 return kind.read(tree, parts)
-        found = pictures.read(tree, ask or Ask())
-        if found is not None:
-            return found
+        images = pictures.read(tree, options or ImportOptions())
+        if images is not None:
+            return images
         raise DataError(f"{path}: {_nearly(tree)}; taken is {TAKEN}")
 
 
 def _parts(tree: Tree, kind: Kind) -> dict[str, list[str]] | None:
     """The files of each role, all in one folder; None where this kind is not there."""
-    whole = [(place, roles) for place, roles in _roles(tree, kind).items() if all(roles.values())]
-    if len(whole) > 1:
-        places = ", ".join(place for place, _ in whole)
-        raise DataError(f"{tree.where}: {kind.title} in several folders ({places}); name one of them")
-    return whole[0][1] if whole else None
+    complete = {folder: roles for folder, roles in _roles(tree, kind).items() if all(roles.values())}
+    if len(complete) > 1:
+        raise DataError(f"{tree.where}: {kind.title} in several folders ({', '.join(complete)}); name one of them")
+    return next(iter(complete.values()), None)
 
 
 def _roles(tree: Tree, kind: Kind) -> dict[str, dict[str, list[str]]]:
     """By folder: the files that fit each role."""
-    found: dict[str, dict[str, list[str]]] = {}
+    by_folder: dict[str, dict[str, list[str]]] = {}
     for name in tree.names:
         file = PurePosixPath(name)
         for role, pattern in kind.needs.items():
             if re.fullmatch(pattern, file.name):
-                roles = found.setdefault(str(file.parent), {role: [] for role in kind.needs})
+                roles = by_folder.setdefault(str(file.parent), {role: [] for role in kind.needs})
                 roles[role].append(name)
-    return found
+    return by_folder
 
 
 def _nearly(tree: Tree) -> str:

@@ -21,7 +21,7 @@ CHANNELS = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
-class Ask:
+class ImportOptions:
     """What the user wants of image files; `channels`: 1 or 3, None for whatever the images have."""
 
     test_part: float | None = None
@@ -30,13 +30,13 @@ class Ask:
     seed: int = 0
 
 
-def read(tree: Tree, ask: Ask) -> ImageSet | None:
+def read(tree: Tree, options: ImportOptions) -> ImageSet | None:
     """The images, classes in sorted order; files that are no images are left out. None: no image in a class folder."""
     pictures = [name for name in tree.names if PurePosixPath(name).suffix.lower() in SUFFIXES and "/" in name]
     if not pictures:
         return None
-    split = _given(tree, pictures) or _cut(tree, pictures, ask)
-    decoded, notes = _decode(tree, [name for names in split.values() for name in names], ask)
+    split = _given(tree, pictures) or _cut(tree, pictures, options)
+    decoded, notes = _decode(tree, [name for names in split.values() for name in names], options)
     classes = sorted({_class(name) for name in split["train"]})
     strange = sorted({_class(name) for name in split["test"]} - set(classes))
     if strange:
@@ -68,9 +68,9 @@ def _given(tree: Tree, names: list[str]) -> dict[str, list[str]] | None:
     return split if all(split.values()) else None
 
 
-def _cut(tree: Tree, names: list[str], ask: Ask) -> dict[str, list[str]]:
+def _cut(tree: Tree, names: list[str], options: ImportOptions) -> dict[str, list[str]]:
     """A part of every class for the test, chosen by the seed; order stays."""
-    if ask.test_part is None:
+    if options.test_part is None:
         raise DataError(f"{tree.where}: no train and test folders with classes in them; `--test-part 0.2` cuts one")
     by_class = defaultdict(list)
     for name in names:
@@ -79,8 +79,8 @@ def _cut(tree: Tree, names: list[str], ask: Ask) -> dict[str, list[str]]:
     for number, (label, members) in enumerate(sorted(by_class.items())):
         if len(members) < 2:
             raise DataError(f"{tree.where}: class {label!r} has {len(members)} image, too few to cut a test part")
-        count = min(max(round(ask.test_part * len(members)), 1), len(members) - 1)
-        order = np.random.default_rng((ask.seed, number)).permutation(len(members))
+        count = min(max(round(options.test_part * len(members)), 1), len(members) - 1)
+        order = np.random.default_rng((options.seed, number)).permutation(len(members))
         chosen |= {members[place] for place in order[:count]}
     return {
         "train": [name for name in names if name not in chosen],
@@ -88,25 +88,25 @@ def _cut(tree: Tree, names: list[str], ask: Ask) -> dict[str, list[str]]:
     }
 
 
-def _decode(tree: Tree, names: list[str], ask: Ask) -> tuple[dict[str, Array], tuple[str, ...]]:
+def _decode(tree: Tree, names: list[str], options: ImportOptions) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Pixels [channels, height, width] of each file that can be read; grey if all of them are."""
     decoded: dict[str, Array] = {}
     broken: list[str] = []
-    size = (ask.size, ask.size) if ask.size else None
+    size = (options.size, options.size) if options.size else None
     for name in names:
         image = decode(tree.read(name), tree.label(name))
         if image is None:
             broken.append(name)
             continue
         size = size or image.size
-        if image.size != size and not ask.size:
+        if image.size != size and not options.size:
             raise DataError(
                 f"{tree.label(name)} is {image.width}×{image.height}, others are {size[0]}×{size[1]};"
                 " `--size N` makes all N×N"
             )
-        decoded[name] = pixels(image, size, CHANNELS[ask.channels] if ask.channels else MODES[image.mode])
-    most = max((len(image) for image in decoded.values()), default=1)
-    alike = {name: np.broadcast_to(image, (most, *image.shape[1:])) for name, image in decoded.items()}
+        decoded[name] = pixels(image, size, CHANNELS[options.channels] if options.channels else MODES[image.mode])
+    channels = max((len(image) for image in decoded.values()), default=1)
+    alike = {name: np.broadcast_to(image, (channels, *image.shape[1:])) for name, image in decoded.items()}
     more = f" and {len(broken) - 1:,} more" if len(broken) > 1 else ""
     return alike, ((f"unreadable image files skipped: {broken[0]}{more}",) if broken else ())
 
