@@ -8,22 +8,22 @@ import sys
 import threading
 
 from codecl.cli import main
-from codecl.peers.links import Links
+from codecl.peers.links import Link
 from tests.faults.peers import HASTY
 
 PART = 0.05
-_send = Links.send
+_put = Link.put
 
 
-def late(self: Links, peer: int, data: bytes, may_drop: bool = False) -> bool:
-    if may_drop and peer in self.up and draws.random() < PART:
-        threading.Timer(1.2 * HASTY.deadline, _send, (self, peer, data, may_drop)).start()
-        return True
-    return _send(self, peer, data, may_drop)
+def late(self: Link, data: bytes, may_drop: bool = False) -> None:
+    if may_drop and draws.random() < PART:
+        threading.Timer(1.2 * HASTY.deadline, _put, (self, data, may_drop)).start()
+    else:
+        _put(self, data, may_drop)
 
 
 if __name__ == "__main__":
     draws = random.Random(sys.argv[1])
-    Links.send = late
+    Link.put = late
     sys.argv[1:1] = ["agent"]
     main()

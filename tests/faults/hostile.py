@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from codecl.peers import fleet, links
-from codecl.peers.fleet import name_of
+from codecl.peers.certificates import name_of
 
 
 class Caller:
@@ -25,7 +25,7 @@ class Caller:
         chosen += [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         pair = (identity.key, identity.certificate) if identity else (None, None)
         credentials = grpc.ssl_channel_credentials(known.authority, *pair)
-        self.channel = grpc.secure_channel(victim.fleet.places[known.agent].address, credentials, chosen)
+        self.channel = grpc.secure_channel(victim.fleet.addresses[known.agent].target, credentials, chosen)
         self._out, self.stream = queue.SimpleQueue(), None
         self.dial()
 

@@ -19,11 +19,11 @@ class Damaging(Simulated):
     """Flips one bit of what is flooded, on the way."""
 
     def flood(self, root, payload):
-        arrived, announced = super().flood(root, payload)
-        name = sorted(arrived)[0]
-        arrived[name] = arrived[name].clone()
-        arrived[name].view(torch.uint8).view(-1)[3] ^= 1
-        return arrived, announced
+        flood = super().flood(root, payload)
+        name = sorted(flood.tensors)[0]
+        flood.tensors[name] = flood.tensors[name].clone()
+        flood.tensors[name].view(torch.uint8).view(-1)[3] ^= 1
+        return flood
 
 
 def test_a_damaged_flood_is_an_error_never_a_silent_decode():

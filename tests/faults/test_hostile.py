@@ -24,16 +24,16 @@ pytest.importorskip("grpc")
 
 import grpc
 
+from codecl.exchange import topology
 from codecl.peers import agent as peer
-from codecl.peers import certificates, fleet, frames, links
-from codecl.peers import history as charts
-from codecl.peers import node as mailbox
-from codecl.peers.fleet import PeersConfig, name_of, topology_of
-from codecl.peers.frames import BadFrame, Kind
-from codecl.peers.history import Archive
-from codecl.peers.log import QUIET_S, RateLimitedLog
-from codecl.peers.membership import Rules
-from codecl.peers.node import Mailbox
+from codecl.peers import certificates, fleet, frames, history, inbox, journal, links
+from codecl.peers.certificates import name_of
+from codecl.peers.decisions import Timeouts
+from codecl.peers.fleet import PeersConfig
+from codecl.peers.frames import BadFrame, FrameKind, Position
+from codecl.peers.history import History
+from codecl.peers.links import QUIET_S, RateLimitedLog
+from codecl.peers.node import Node
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, free_port, variables
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.alone
 AGENTS, ME, HOSTILE, GOOD = 5, 3, 1, (2, 4)
 LINKS = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 0)]
 EDGES = [*LINKS, *((b, a) for a, b in LINKS)]
-START, MOST, SIZE, STEP = bytes(32), 1 << 21, 5, 40
+START, MAX_BYTES, SIZE, STEP = bytes(32), 1 << 21, 5, 40
 CONFIG = validate({"preset": "fit", "agents": AGENTS, "topology": {"name": "mine", "edges": EDGES}})
 
 
@@ -53,34 +53,34 @@ def made(folder):
     return [fleet.read(path) for path in fleet.init(CONFIG, addresses, PeersConfig(), folder)]
 
 
-def first_chart(members, values=None, grower=0, task=0, before=START):
+def first_commit(members, values=None, grower=0, task=0, before=START):
     values = {"head": torch.ones(3), "w": torch.zeros(1 << 18)} if values is None else values
-    identity = members[grower].identity
-    sign = partial(fleet.sign, identity.key)
-    return charts.make(identity.fleet, task, grower, range(AGENTS), before, values, sign)
+    return history.sign_commit(peer.identity_of(members[grower]), task, range(AGENTS), before, values)
 
 
-def archive(members):
-    out = Archive(START, {"head"})
-    out.take(first_chart(members))
+def first_history(members):
+    out = History(START, {"head"})
+    out.take(first_commit(members))
     return out
 
 
-class Spied(Mailbox):
+class Spied(Node):
     """Counts what reaches it."""
 
     def __init__(self, member):
-        super().__init__(topology_of(member.fleet), peer.who(member), Rules(5, 60, 60))
+        config = member.fleet.run_config()
+        graph = topology.build(config.topology, config.agents, config.seed)
+        super().__init__(graph, peer.identity_of(member), Timeouts(5, 60, 60))
         self.reached = Counter()
 
-    def heard(self, peer, data):
+    def receive(self, peer, data):
         self.reached[peer] += 1
-        super().heard(peer, data)
+        super().receive(peer, data)
 
     def at_work(self, past, connect):
         """In the position of the second task, where the chart has SIZE numbers."""
-        self.step, self.size = STEP, SIZE
-        self.open(past, 3, MOST, connect)
+        self.position, self.row_size = Position(0, STEP), SIZE
+        self.open(past, 3, MAX_BYTES, connect)
         return self
 
 
@@ -105,30 +105,30 @@ def strangers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def boxes(members, quick):
-    past = archive(members)
+def nodes(members, quick):
+    past = first_history(members)
     out = {}
     with ExitStack() as stack:
         for agent in (ME, *GOOD):
-            own = Archive(START, {"head"})
-            own.take(past.charts[0])
-            out[agent] = Spied(members[agent]).at_work(own, partial(peer.connected, members[agent]))
+            own = History(START, {"head"})
+            own.take(past.commits[0])
+            out[agent] = Spied(members[agent]).at_work(own, partial(peer.connect, members[agent]))
             stack.callback(out[agent].close)
         until(lambda: out[ME].links.up == set(GOOD))
         yield out
 
 
 @pytest.fixture
-def victim(boxes, caplog):
+def victim(nodes, caplog):
     """Agent 3, as it is at the start of every attack: its good links work, nothing was logged."""
-    box = boxes[ME]
-    until(lambda: box.links.up == set(GOOD))
-    goes_on(boxes)
+    node = nodes[ME]
+    until(lambda: node.links.up == set(GOOD))
+    goes_on(nodes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    box.links._say, box._say = RateLimitedLog(links.log), RateLimitedLog(links.log)
-    yield box
-    goes_on(boxes)
+    node.links._log, node.journal.log = RateLimitedLog(links.log), RateLimitedLog(links.log)
+    yield node
+    goes_on(nodes)
 
 
 def until(condition, seconds=20):
@@ -138,33 +138,33 @@ def until(condition, seconds=20):
         time.sleep(0.005)
 
 
-def step_of(box, agent):
+def step_of(node, agent):
     """Where this agent said it was."""
-    return box.where[agent].step if agent in box.where else None
+    return node.status[agent].position.step if agent in node.status else None
 
 
-def goes_on(boxes):
+def goes_on(nodes):
     """Good links carry what good neighbours say, both ways."""
-    victim = boxes[ME]
+    victim = nodes[ME]
     for agent in GOOD:
-        friend = boxes[agent]
-        with friend.changed:
-            friend.step += 1
-            friend.beat()
-        until(lambda agent=agent, step=friend.step: step_of(victim, agent) == step)
-    with victim.changed:
+        friend = nodes[agent]
+        with friend._changed:
+            friend.position = friend.position._replace(step=friend.position.step + 1)
+            friend.outbox.beat()
+        until(lambda agent=agent, step=friend.position.step: step_of(victim, agent) == step)
+    with victim._changed:
         victim.busy = not victim.busy
-        victim.beat()
+        victim.outbox.beat()
     for agent in GOOD:
-        until(lambda friend=boxes[agent]: friend.where[ME].busy == victim.busy)
+        until(lambda friend=nodes[agent]: friend.status[ME].busy == victim.busy)
 
 
-def kept(box):
+def kept(node):
     """What a hostile frame should not change."""
-    with box.changed:
-        rows = {agent: sorted(rows) for agent, rows in box.rows.items()}
-        about = box.at, box.late, box.degraded, dict(box.live), box.archive.ids
-        return rows, sorted(box.sums), [one.id for one in box.arrived], about
+    with node._changed:
+        rows = {agent: sorted(rows) for agent, rows in node.inbox.rows.items()}
+        about = node.position, node.late, node.journal.degraded, dict(node.live), node.history.ids
+        return rows, sorted(node.inbox.sums), [commit.id for commit in node.inbox.commits], about
 
 
 def warnings(caplog):
@@ -172,20 +172,20 @@ def warnings(caplog):
 
 
 @contextmanager
-def linked(members, box, agent=HOSTILE, **options):
+def linked(members, node, agent=HOSTILE, **options):
     """A hostile neighbour with a link; when it is gone, so is the link."""
     with calling(members[ME], members[agent].identity, **options) as caller:
         caller.linked()
-        until(lambda: agent in box.links.up)
+        until(lambda: agent in node.links.up)
         yield caller
-    until(lambda: agent not in box.links.up)
+    until(lambda: agent not in node.links.up)
 
 
 def frame(members, kind, tensors=None, **about):
     """Of the hostile neighbour, right in all that is not said otherwise."""
     me = members[ME]
-    fields = {"fleet": me.fleet.name, "sender": HOSTILE, "task": 1, "step": STEP, "chart": bytes(32)}
-    fields |= {"beats": [1] * AGENTS, "places": [0] * AGENTS}
+    fields = {"fleet": me.fleet.name, "sender": HOSTILE, "task": 1, "step": STEP, "commit": bytes(32)}
+    fields |= {"beats": [1] * AGENTS, "positions": [0] * AGENTS}
     return frames.encode(kind, tensors, **(fields | about))
 
 
@@ -213,11 +213,11 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-def test_who_is_not_of_our_authority_is_refused_before_it_says_anything(victim, boxes, members, strangers, who, caplog):
+def test_who_is_not_of_our_authority_is_refused_before_it_says_anything(victim, nodes, members, strangers, who, caplog):
     before, reached = kept(victim), victim.reached[HOSTILE]
     with calling(members[ME], STRANGERS[who](members, strangers)) as caller:
-        caller.send(frame(members, Kind.BEAT))
-        goes_on(boxes)
+        caller.send(frame(members, FrameKind.BEAT))
+        goes_on(nodes)
         assert caller.code() is grpc.StatusCode.UNAVAILABLE
         assert victim.links.up == set(GOOD)
     assert kept(victim) == before
@@ -225,10 +225,10 @@ def test_who_is_not_of_our_authority_is_refused_before_it_says_anything(victim, 
     assert caplog.records == []
 
 
-def test_calls_without_tls_are_refused(victim, boxes, members, caplog):
-    with grpc.insecure_channel(members[ME].fleet.places[ME].address) as channel:
-        stream = channel.stream_stream(f"/{links.SERVICE}/{links.METHOD}")(iter([frame(members, Kind.BEAT)]))
-        goes_on(boxes)
+def test_calls_without_tls_are_refused(victim, nodes, members, caplog):
+    with grpc.insecure_channel(members[ME].fleet.addresses[ME].target) as channel:
+        stream = channel.stream_stream(f"/{links.SERVICE}/{links.METHOD}")(iter([frame(members, FrameKind.BEAT)]))
+        goes_on(nodes)
         with pytest.raises(grpc.RpcError) as error:
             next(stream)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -238,9 +238,9 @@ def test_calls_without_tls_are_refused(victim, boxes, members, caplog):
 
 def on_socket(members, data, identity=None):
     """Say this; what is answered until the other side ends it."""
-    place = members[ME].fleet.places[ME]
+    address = members[ME].fleet.addresses[ME]
     said = b""
-    with socket.create_connection((place.host, place.port), timeout=20) as raw, ExitStack() as stack:
+    with socket.create_connection((address.host, address.port), timeout=20) as raw, ExitStack() as stack:
         end = raw
         if identity:
             context = ssl.create_default_context(cadata=members[ME].identity.authority.decode())
@@ -276,7 +276,7 @@ def test_bytes_on_the_socket_are_refused(victim, members, what, caplog, capfd):
     assert caplog.records == []
 
 
-def test_random_bytes_inside_tls_are_refused(victim, boxes, members, caplog):
+def test_random_bytes_inside_tls_are_refused(victim, nodes, members, caplog):
     """Of a right neighbour that speaks something else."""
     pair = members[HOSTILE].folder / "certificate.pem", members[HOSTILE].folder / "key.pem"
     for seed in range(5):
@@ -286,30 +286,30 @@ def test_random_bytes_inside_tls_are_refused(victim, boxes, members, caplog):
     assert caplog.records == []
 
 
-def test_sockets_that_say_nothing_keep_nobody_out(victim, boxes, members):
-    place = members[ME].fleet.places[ME]
+def test_sockets_that_say_nothing_keep_nobody_out(victim, nodes, members):
+    address = members[ME].fleet.addresses[ME]
     with ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(socket.create_connection((place.host, place.port), timeout=20))
-        goes_on(boxes)
+            stack.enter_context(socket.create_connection((address.host, address.port), timeout=20))
+        goes_on(nodes)
         with linked(members, victim):
-            goes_on(boxes)
+            goes_on(nodes)
 
 
 # members of the fleet that have no business here
 
 
 @pytest.mark.parametrize("agent", [0, ME, 4], ids=["no neighbour", "oneself", "a neighbour that should be dialled"])
-def test_who_should_not_dial_is_refused_in_one_line(victim, boxes, members, agent, caplog):
+def test_who_should_not_dial_is_refused_in_one_line(victim, nodes, members, agent, caplog):
     before, link = kept(victim), victim.links._links.get(agent)
     for _ in range(5):
         with calling(members[ME], members[agent].identity) as caller:
-            caller.send(frame(members, Kind.BEAT, sender=agent, step=7777))
-            goes_on(boxes)
+            caller.send(frame(members, FrameKind.BEAT, sender=agent, step=7777))
+            goes_on(nodes)
             assert caller.code() is grpc.StatusCode.PERMISSION_DENIED
             assert f"does not expect agent {agent}" in caller.stream.details()
     assert victim.links._links.get(agent) is link  # a good one stays
-    assert all(where.step != 7777 for where in victim.where.values())
+    assert all(status.position.step != 7777 for status in victim.status.values())
     assert kept(victim) == before
     (line,) = caplog.records
     assert f"refused: agent {agent} from" in line.getMessage()
@@ -322,62 +322,77 @@ def row(size=SIZE):
     return {"row": torch.ones(size)}
 
 
-def handed(chart):
-    return {"tensors": chart.tensors, "manifest": chart.manifest, "signature": chart.signature}
+def fields_of(commit):
+    return {"tensors": commit.tensors, "manifest": commit.manifest, "signature": commit.signature}
 
 
 def altered(members):
     """By a relay: one number."""
-    chart = first_chart(members, task=1)
-    return chart._replace(tensors={**chart.tensors, "head": torch.tensor([1.0, 1.0, 1.5])})
+    commit = first_commit(members, task=1)
+    return commit._replace(tensors={**commit.tensors, "head": torch.tensor([1.0, 1.0, 1.5])})
 
 
 def unsigned(members):
-    chart = first_chart(members, task=1)
-    return chart._replace(signature=fleet.sign(members[HOSTILE].identity.key, chart.manifest))
+    commit = first_commit(members, task=1)
+    return commit._replace(signature=certificates.sign(members[HOSTILE].identity.key, commit.manifest))
 
 
 def claims(members, size):
-    kinds = frames._kinds()
-    form = kinds["Form"](name="row", dtype="uint8", shape=[size])
-    header = kinds["Header"](kind=Kind.ROW, fleet=members[ME].fleet.name, sender=HOSTILE, tensors=[form])
+    types = frames._message_types()
+    spec = types["TensorSpec"](name="row", dtype="uint8", shape=[size])
+    header = types["Header"](kind=FrameKind.ROW, fleet=members[ME].fleet.name, sender=HOSTILE, tensors=[spec])
     data = header.SerializeToString()
     return len(data).to_bytes(4, "big") + data + bytes(100)
 
 
-def ours(box):
-    return {"chart": box.chart}
+def ours(node):
+    return {"commit": node.history.newest_id}
 
 
 HOSTILE_FRAMES = {
-    "claims 10 GB": (lambda m, box: claims(m, 10 << 30), "claims 10737418240 bytes of tensors"),
-    "claims more than it has": (lambda m, box: claims(m, 1000), "claims 1000 bytes of tensors and has 100"),
-    "random bytes": (lambda m, box: random.Random(3).randbytes(5000), "a header of"),
-    "another sender": (lambda m, box: frame(m, Kind.ROW, row(), sender=2, **ours(box)), "it is of agent 2"),
-    "another fleet": (lambda m, box: frame(m, Kind.ROW, row(), fleet="ba9876543210", **ours(box)), "of fleet 'ba98"),
-    "a row too long": (lambda m, box: frame(m, Kind.ROW, row(SIZE + 1), **ours(box)), "a row of 6 numbers"),
-    "a row that is none": (lambda m, box: frame(m, Kind.ROW, {"rows": torch.ones(5)}, **ours(box)), "a row that is"),
-    "an unknown kind": (lambda m, box: frame(m, 99), "99 is not a valid Kind"),
-    "a task that is none": (lambda m, box: frame(m, Kind.LATE, task=10**6), "in task 1000001 of 3"),
-    "a chart's name of a megabyte": (lambda m, box: frame(m, Kind.ROW, row(), chart=bytes(1 << 20)), "a chart that is"),
-    "signs of too many": (lambda m, box: frame(m, Kind.BEAT, beats=[1] * 9), "signs of life of 9 agents"),
-    "another past": (lambda m, box: frame(m, Kind.WANT, history=[bytes(31) + b"1"]), "it started from another"),
-    "a chart that a relay altered": (lambda m, box: frame(m, Kind.CHART, **handed(altered(m))), "'head' is not what"),
-    "a chart of a wrong signature": (
-        lambda m, box: frame(m, Kind.CHART, **handed(unsigned(m))),
+    "claims 10 GB": (lambda m, node: claims(m, 10 << 30), "claims 10737418240 bytes of tensors"),
+    "claims more than it has": (lambda m, node: claims(m, 1000), "claims 1000 bytes of tensors and has 100"),
+    "random bytes": (lambda m, node: random.Random(3).randbytes(5000), "a header of"),
+    "another sender": (lambda m, node: frame(m, FrameKind.ROW, row(), sender=2, **ours(node)), "it is of agent 2"),
+    "another fleet": (
+        lambda m, node: frame(m, FrameKind.ROW, row(), fleet="ba9876543210", **ours(node)),
+        "of fleet 'ba98",
+    ),
+    "a row too long": (lambda m, node: frame(m, FrameKind.ROW, row(SIZE + 1), **ours(node)), "a row of 6 numbers"),
+    "a row that is none": (
+        lambda m, node: frame(m, FrameKind.ROW, {"rows": torch.ones(5)}, **ours(node)),
+        "a row that is",
+    ),
+    "an unknown kind": (lambda m, node: frame(m, 99), "99 is not a valid FrameKind"),
+    "a task that is none": (lambda m, node: frame(m, FrameKind.LATE, task=10**6), "in task 1000001 of 3"),
+    "a commit's id of a megabyte": (
+        lambda m, node: frame(m, FrameKind.ROW, row(), commit=bytes(1 << 20)),
+        "a commit that is",
+    ),
+    "signs of too many": (lambda m, node: frame(m, FrameKind.BEAT, beats=[1] * 9), "signs of life of 9 agents"),
+    "another past": (
+        lambda m, node: frame(m, FrameKind.REQUEST, history=[bytes(31) + b"1"]),
+        "it started from another",
+    ),
+    "a commit that a relay altered": (
+        lambda m, node: frame(m, FrameKind.COMMIT, **fields_of(altered(m))),
+        "'head' is not what",
+    ),
+    "a commit of a wrong signature": (
+        lambda m, node: frame(m, FrameKind.COMMIT, **fields_of(unsigned(m))),
         "without the signature",
     ),
-    "a deep manifest": (lambda m, box: frame(m, Kind.CHART, manifest=b"[" * 10**6), "manifest cannot be read"),
+    "a deep manifest": (lambda m, node: frame(m, FrameKind.COMMIT, manifest=b"[" * 10**6), "manifest cannot be read"),
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE_FRAMES)
-def test_a_frame_that_does_not_fit_closes_its_link_in_one_line(victim, boxes, members, what, caplog):
+def test_a_frame_that_does_not_fit_closes_its_link_in_one_line(victim, nodes, members, what, caplog):
     build, reason = HOSTILE_FRAMES[what]
     before = kept(victim)
     with linked(members, victim) as caller:
         caller.send(build(members, victim))
-        goes_on(boxes)
+        goes_on(nodes)
         caller.code()
         until(lambda: HOSTILE not in victim.links.up)
         assert kept(victim) == before
@@ -389,19 +404,19 @@ def test_a_frame_that_does_not_fit_closes_its_link_in_one_line(victim, boxes, me
         caller.dial()  # it may come back, and is heard
         caller.linked()
         step = random.randrange(1 << 20)
-        caller.send(frame(members, Kind.BEAT, step=step))
+        caller.send(frame(members, FrameKind.BEAT, step=step))
         until(lambda: step_of(victim, HOSTILE) == step)
 
 
 @pytest.mark.parametrize("at", [(0, 3), (1, 3)], ids=["of an earlier task", "of an earlier step"])
 def test_a_recorded_row_that_comes_again_is_late_and_never_kept(victim, members, at, caplog):
     task, step = at
-    recorded = frame(members, Kind.ROW, row(), task=task, step=step, chart=victim.archive.ids[task])
+    recorded = frame(members, FrameKind.ROW, row(), task=task, step=step, commit=victim.history.ids[task])
     before = kept(victim)
     with linked(members, victim) as caller:
         caller.send(*[recorded] * 50)
-        kinds = (frames.decode(data, MOST).kind for data in caller.stream if data)
-        assert next(kind for kind in kinds if kind is not Kind.BEAT) is Kind.LATE
+        kinds = (frames.decode(data, MAX_BYTES).kind for data in caller.stream if data)
+        assert next(kind for kind in kinds if kind is not FrameKind.BEAT) is FrameKind.LATE
         reached = victim.reached[HOSTILE]
         caller.send(recorded)
         until(lambda: victim.reached[HOSTILE] > reached)
@@ -415,26 +430,28 @@ def test_a_row_of_this_step_is_kept_once_and_the_first_stays(victim, members):
     """So that a test that keeps nothing would be seen."""
     with linked(members, victim) as caller:
         for value in (1.0, 2.0):
-            caller.send(frame(members, Kind.ROW, {"row": torch.full((SIZE,), value)}, **ours(victim)))
-        caller.send(frame(members, Kind.BEAT, step=STEP + 5))
+            caller.send(frame(members, FrameKind.ROW, {"row": torch.full((SIZE,), value)}, **ours(victim)))
+        caller.send(frame(members, FrameKind.BEAT, step=STEP + 5))
         until(lambda: step_of(victim, HOSTILE) == STEP + 5)
-        assert victim.rows[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
+        assert victim.inbox.rows[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
 
 
-def test_a_row_of_another_chart_is_never_kept(victim, members, caplog):
+def test_a_row_of_another_commit_is_never_kept(victim, members, caplog):
     before = kept(victim)
     with linked(members, victim) as caller:
-        caller.send(frame(members, Kind.ROW, row(), chart=bytes(31) + b"x"), frame(members, Kind.BEAT, step=STEP + 9))
+        caller.send(
+            frame(members, FrameKind.ROW, row(), commit=bytes(31) + b"x"), frame(members, FrameKind.BEAT, step=STEP + 9)
+        )
         until(lambda: step_of(victim, HOSTILE) == STEP + 9)
         assert kept(victim) == before
     assert warnings(caplog) == []
 
 
-def test_a_message_beyond_the_cap_is_not_taken_in(victim, boxes, members, caplog):
+def test_a_message_beyond_the_cap_is_not_taken_in(victim, nodes, members, caplog):
     before, reached = kept(victim), victim.reached[HOSTILE]
     with linked(members, victim) as caller:
-        caller.send(bytes(MOST + links.GRPC_SLACK + 1))
-        goes_on(boxes)
+        caller.send(bytes(MAX_BYTES + links.GRPC_SLACK + 1))
+        goes_on(nodes)
         assert caller.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
         until(lambda: HOSTILE not in victim.links.up)
     assert victim.reached[HOSTILE] == reached
@@ -444,15 +461,15 @@ def test_a_message_beyond_the_cap_is_not_taken_in(victim, boxes, members, caplog
 
 
 LARGE = {
-    "beyond the cap": (lambda m, box: bytes(MOST + links.GRPC_SLACK + 1), 2),
-    "claims 10 GB": (lambda m, box: claims(m, 10 << 30), 6),
-    "a header of 4 MB": (lambda m, box: frame(m, Kind.BEAT, manifest=bytes((4 << 20) + 1)), 6),
-    "a chart that is altered": (HOSTILE_FRAMES["a chart that a relay altered"][0], 6),
+    "beyond the cap": (lambda m, node: bytes(MAX_BYTES + links.GRPC_SLACK + 1), 2),
+    "claims 10 GB": (lambda m, node: claims(m, 10 << 30), 6),
+    "a header of 4 MB": (lambda m, node: frame(m, FrameKind.BEAT, manifest=bytes((4 << 20) + 1)), 6),
+    "a commit that is altered": (HOSTILE_FRAMES["a commit that a relay altered"][0], 6),
 }
 
 
 @pytest.mark.long
-def test_memory_stays_flat(victim, boxes, members, tmp_path, caplog):
+def test_memory_stays_flat(victim, nodes, members, tmp_path, caplog):
     """Two hundred times what is large, in what it is or in what it says, of another process; and few lines are
     written."""
     files = []
@@ -467,7 +484,7 @@ def test_memory_stays_flat(victim, boxes, members, tmp_path, caplog):
         before = resident()
         process.stdin.write("\n")
         process.stdin.flush()
-        goes_on(boxes)
+        goes_on(nodes)
         assert process.stdout.readline() == "10\n"
         grown = resident() - before
         process.communicate("\n")
@@ -480,39 +497,39 @@ def test_memory_stays_flat(victim, boxes, members, tmp_path, caplog):
     assert len(caplog.records) <= 3 * lines
 
 
-def test_who_wants_charts_and_takes_none_is_not_given_more(victim, boxes, members):
+def test_who_asks_for_commits_and_takes_none_is_not_given_more(victim, nodes, members):
     with linked(members, victim, **{"grpc.http2.bdp_probe": 0}) as caller:
-        caller.send(*[frame(members, Kind.WANT, history=[START], number=1)] * 300)
+        caller.send(*[frame(members, FrameKind.REQUEST, history=[START], number=1)] * 300)
         reached = victim.reached[HOSTILE]
         until(lambda: victim.reached[HOSTILE] >= reached + 300)
-        assert 1 <= victim.links.waiting(HOSTILE) < 10
-        goes_on(boxes)
+        assert 1 <= victim.links.link_to(HOSTILE).waiting < 10
+        goes_on(nodes)
 
 
-def test_links_that_take_nothing_keep_nobody_out(victim, boxes, members):
-    """One after another is opened and left with a chart that it does not take; good neighbours can still dial."""
+def test_links_that_take_nothing_keep_nobody_out(victim, nodes, members):
+    """One after another is opened and left with a commit that it does not take; good neighbours can still dial."""
     with ExitStack() as stack:
         for _ in range(3 * AGENTS):
             caller = stack.enter_context(calling(members[ME], members[HOSTILE].identity, **{"grpc.http2.bdp_probe": 0}))
             caller.linked()
-            caller.send(*[frame(members, Kind.WANT, history=[START])] * 3)
+            caller.send(*[frame(members, FrameKind.REQUEST, history=[START])] * 3)
             reached = victim.reached[HOSTILE]
             until(lambda reached=reached: victim.reached[HOSTILE] > reached)
-        victim.links.drop(2, "to see whether it can dial again")
+        victim.links.link_to(2).close("to see whether it can dial again")
         until(lambda: 2 not in victim.links.up)
         until(lambda: 2 in victim.links.up)
-        goes_on(boxes)
+        goes_on(nodes)
     until(lambda: HOSTILE not in victim.links.up)
 
 
 # how a link comes back
 
 
-def test_a_good_neighbour_dials_again_after_a_frame_that_did_not_fit(victim, boxes, members, caplog):
+def test_a_good_neighbour_dials_again_after_a_frame_that_did_not_fit(victim, nodes, members, caplog):
     link = victim.links._links[2]
-    boxes[2].links.send(ME, b"spoiled on the way")
+    nodes[2].links.link_to(ME).put(b"spoiled on the way")
     until(lambda: victim.links._links.get(2) not in (None, link))
-    goes_on(boxes)
+    goes_on(nodes)
     (line,) = warnings(caplog)
     assert "refused: a frame of agent 2" in line.getMessage()
 
@@ -547,15 +564,15 @@ def test_a_neighbour_that_answers_with_garbage_is_dialled_again_and_not_often_lo
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(links.SERVICE, handlers),))
     pair = [(identity.key, identity.certificate)]
     credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
-    server.add_secure_port(members[4].fleet.places[4].address, credentials)
+    server.add_secure_port(members[4].fleet.addresses[4].target, credentials)
     server.start()
-    box = Spied(members[ME]).at_work(archive(members), partial(peer.connected, members[ME]))
+    node = Spied(members[ME]).at_work(first_history(members), partial(peer.connect, members[ME]))
     try:
         until(lambda: dialled["times"] >= 10)
     finally:
-        box.close()
+        node.close()
         server.stop(None).wait()
-    assert box.reached[4] >= 9
+    assert node.reached[4] >= 9
     assert len(warnings(caplog)) == 1
     assert len(caplog.records) <= 4
 
@@ -565,18 +582,18 @@ def test_what_is_on_its_way_when_an_agent_ends_still_leaves(tmp_path, quick, lea
     members = made(tmp_path / "fleet")
     with ExitStack() as stack:
         both = [
-            Spied(members[agent]).at_work(archive(members), partial(peer.connected, members[agent]))
+            Spied(members[agent]).at_work(first_history(members), partial(peer.connect, members[agent]))
             for agent in (ME, leaver)
         ]
         ours, theirs = both
         stack.callback(ours.close)
         until(lambda: leaver in ours.links.up and ME in theirs.links.up)
         for _ in range(30):
-            assert theirs.hand(ME, theirs.archive.charts[0])
+            assert theirs.outbox.send_commit(ME, theirs.history.commits[0])
         theirs.close()
-        sent = theirs.bytes[ME]["sent"]
+        sent = theirs.link_bytes()[str(ME)].sent
         assert sent >= 30 << 20
-        until(lambda: ours.bytes[leaver]["received"] == sent)
+        until(lambda: ours.link_bytes()[str(leaver)].received == sent)
         until(lambda: leaver not in ours.links.up)
 
 
@@ -588,91 +605,89 @@ class NoLinks:
 
     up = frozenset({HOSTILE})
 
-    def send(self, peer, data, may_drop=False):
-        return True
+    def link_to(self, peer):
+        return SimpleNamespace(waiting=0, put=lambda data, may_drop=False: None)
 
-    def waiting(self, peer):
-        return 0
-
-    def want(self, peers):
+    def connect_only(self, peers):
         pass
 
     def close(self):
         pass
 
 
-def any_frame(rng, members, box, known):
+def any_frame(rng, members, node, known):
     """Right in most things, so that it gets far."""
-    kind = rng.choice(list(Kind))
+    kind = rng.choice(list(FrameKind))
     about = {
         "task": rng.choice([0, 1, 1, 1, 2, 3, 4, 2**63]),
         "step": rng.choice([0, STEP - 1, STEP, STEP + rng.randrange(200), 2**64 - 1]),
-        "chart": rng.choice([box.chart, box.chart, START, rng.randbytes(32)]),
+        "commit": rng.choice([node.history.newest_id, node.history.newest_id, START, rng.randbytes(32)]),
         "beats": [rng.choice([0, 1, 2**40, 2**64 - 1]) for _ in range(AGENTS)],
-        "places": [rng.choice([0, STEP, 2**32 + STEP, 2**64 - 1]) for _ in range(AGENTS)],
+        "positions": [rng.choice([0, STEP, 2**32 + STEP, 2**64 - 1]) for _ in range(AGENTS)],
         "root": rng.choice([0, 3, 2**64 - 1]),
         "number": rng.randrange(400),
         "busy": rng.random() < 0.5,
         "hears": rng.random() < 0.5,
-        "history": [START, box.chart, rng.randbytes(32)][: rng.randrange(1, 4)],
+        "history": [START, node.history.newest_id, rng.randbytes(32)][: rng.randrange(1, 4)],
     }
-    if kind is Kind.CHART:
-        return frame(members, kind, **about, **handed(rng.choice(known)))
+    if kind is FrameKind.COMMIT:
+        return frame(members, kind, **about, **fields_of(rng.choice(known)))
     size = rng.choice([SIZE] * 6 + [0, 1, 600])
-    return frame(members, kind, {"row": torch.ones(size)} if kind in (Kind.ROW, Kind.SUM) else None, **about)
+    return frame(members, kind, {"row": torch.ones(size)} if kind in (FrameKind.ROW, FrameKind.SUM) else None, **about)
 
 
 def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(members):
     from tests.laws.test_peers import mutated
 
     rng, counts = random.Random(7), Counter()
-    box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
+    node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
     values = [{"head": torch.full((3,), float(number)), "w": torch.ones(4)} for number in range(40)]
-    known = [first_chart(members, one, 2, 1, rng.choice([START, box.chart])) for one in values]
+    known = [first_commit(members, one, 2, 1, rng.choice([START, node.history.newest_id])) for one in values]
     known += [one._replace(tensors={"head": one.tensors["head"]}) for one in known[::4]]
-    box.met, past = True, box.archive.ids
+    node.met, past = True, node.history.ids
     try:
         for number in range(15_000):
-            data = any_frame(rng, members, box, known)
+            data = any_frame(rng, members, node, known)
             try:
-                box.heard(HOSTILE, mutated(data, rng) if number % 2 else data)
+                node.receive(HOSTILE, mutated(data, rng) if number % 2 else data)
                 counts["heard"] += 1
             except BadFrame:
                 counts["refused"] += 1
             if number % 1000 == 0:
-                box.encoded(Kind.BEAT)  # it can still speak
+                frames.encode(FrameKind.BEAT, **node._header())  # it can still speak
         assert min(counts["heard"], counts["refused"]) > 3000
-        assert 1 <= len(box.rows[HOSTILE]) <= 2 * box.ahead
-        assert 1 <= len(box.sums) <= mailbox.MAX_SUMS
-        assert 1 <= len(box.arrived) <= mailbox.MAX_CHARTS
-        assert 1 <= len(box.notes) <= mailbox.MAX_NOTES
-        assert {agent for agent, rows in box.rows.items() if rows} == {HOSTILE} == set(box.where) == set(box.bytes)
-        assert len(box._told) < 10
-        assert (box.archive.ids, box.at) == (past, (1, STEP))
-        assert all(len(found.row_D) == SIZE for (task, _), found in box.rows[HOSTILE].items() if task == 1)
+        kept = node.inbox
+        assert 1 <= len(kept.rows[HOSTILE]) <= 2 * node.max_ahead
+        assert 1 <= len(kept.sums) <= inbox.MAX_SUMS
+        assert 1 <= len(kept.commits) <= inbox.MAX_COMMITS
+        assert 1 <= len(node.journal.take_notes()) <= journal.MAX_NOTES
+        assert {agent for agent, rows in kept.rows.items() if rows} == {HOSTILE} == set(node.status)
+        assert len(node.outbox._sent_at) < 10
+        assert (node.history.ids, node.position) == (past, (1, STEP))
+        assert all(len(row.row_D) == SIZE for at, row in kept.rows[HOSTILE].items() if at.task == 1)
     finally:
-        box.close()
+        node.close()
 
 
 def test_one_neighbours_sums_leave_room_for_those_of_others(members):
-    box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
+    node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
     try:
         for number in range(1000):
-            box.heard(HOSTILE, frame(members, Kind.SUM, {"x": torch.ones(1)}, number=number))
-        box.heard(2, frame(members, Kind.SUM, {"x": torch.ones(1)}, sender=2))
-        assert (1, 0, 0, 2) in box.sums
-        assert (1, 0, 999, HOSTILE) in box.sums
+            node.receive(HOSTILE, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, number=number))
+        node.receive(2, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, sender=2))
+        assert (1, 0, 0, 2) in node.inbox.sums
+        assert (1, 0, 999, HOSTILE) in node.inbox.sums
     finally:
-        box.close()
+        node.close()
 
 
 def test_notes_that_nobody_takes_are_bounded(members):
     """A neighbour that comes and goes while a long epoch is trained."""
-    box = Spied(members[ME]).at_work(archive(members), lambda box: NoLinks())
+    node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
     try:
-        for _ in range(mailbox.MAX_NOTES):
-            box.link_changed(HOSTILE, True, "")
-            box.link_changed(HOSTILE, False, "it closed the link")
-        assert len(box.notes) == mailbox.MAX_NOTES
+        for _ in range(journal.MAX_NOTES):
+            node.link_changed(HOSTILE, True, "")
+            node.link_changed(HOSTILE, False, "it closed the link")
+        assert len(node.journal.take_notes()) == journal.MAX_NOTES
     finally:
-        box.close()
+        node.close()

@@ -3,7 +3,9 @@
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +15,10 @@ pytest.importorskip("grpc")
 from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
-from codecl.peers import rejoin as returning
+from codecl.peers.decisions import ReceivedRow, Timeouts
 from codecl.peers.exchange import Peers
-from codecl.peers.frames import Kind
-from codecl.peers.history import Archive
-from codecl.peers.membership import Rules, Self
-from codecl.peers.node import Row
+from codecl.peers.frames import FrameKind, Position
+from codecl.peers.history import History, NodeIdentity
 
 pytestmark = pytest.mark.alone
 
@@ -30,11 +30,11 @@ class Air:
     """Between agents of one process: frames arrive in order, in a thread of their own, unless they are lost."""
 
     def __init__(self, lost: Lost) -> None:
-        self.lost, self.boxes = lost, {}
+        self.lost, self.nodes = lost, {}
 
-    def links(self, box):
-        self.boxes[box.me.agent] = box
-        return Links(self, box.me.agent)
+    def links(self, node):
+        self.nodes[node.agent] = node
+        return Links(self, node.agent)
 
 
 class Links:
@@ -42,20 +42,19 @@ class Links:
         self.air, self.me, self.up, self._in = air, me, set(), queue.SimpleQueue()
         threading.Thread(target=self._arriving, daemon=True).start()
 
-    def want(self, peers):
+    def connect_only(self, peers):
         self.up = set(peers)
 
-    def waiting(self, peer):
-        return 0
+    def link_to(self, peer):
+        return SimpleNamespace(waiting=0, put=partial(self._put, peer))
 
-    def send(self, peer, data, may_drop=False):
-        if peer in self.air.boxes and not self.air.lost(self.me, peer, frames.decode(data, 1 << 20)):
-            self.air.boxes[peer].links._in.put((self.me, data))
-        return True
+    def _put(self, peer, data, may_drop=False):
+        if peer in self.air.nodes and not self.air.lost(self.me, peer, frames.decode(data, 1 << 20)):
+            self.air.nodes[peer].links._in.put((self.me, data))
 
     def _arriving(self):
         for peer, data in iter(self._in.get, None):
-            self.air.boxes[self.me].heard(peer, data)
+            self.air.nodes[self.me].receive(peer, data)
 
     def close(self):
         self._in.put(None)
@@ -64,19 +63,17 @@ class Links:
 def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.5) -> tuple[torch.Tensor, list[Peers]]:
     """Rows of all agents before and after each round of plain gossip [rounds + 1, N, 3], and the peers."""
     graph = topology.build(TopologyConfig(name=name), agents, 0)
-    air = Air(lost)
-    peers = [
-        Peers(graph, torch.float64, CPU, Self(agent, "f", lambda data: b"", lambda *_: True), Rules(deadline, 30, 20))
-        for agent in range(agents)
-    ]
+    air, timeouts = Air(lost), Timeouts(deadline, 30, 20)
+    identities = [NodeIdentity(agent, "f", lambda data: b"", lambda *_: True) for agent in range(agents)]
+    peers = [Peers(graph, torch.float64, CPU, identity, timeouts) for identity in identities]
     for one in peers:
-        one.box.open(Archive(bytes(32), ()), 1, 1 << 16, air.links)
+        one.node.open(History(bytes(32), ()), 1, 1 << 16, air.links)
     history = torch.zeros(rounds + 1, agents, 3, dtype=torch.float64)
     history[0] = torch.randn(agents, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     meeting = threading.Barrier(agents)
 
     def live(agent: int) -> None:
-        returning.meet(peers[agent])
+        peers[agent].node.meet()
         meeting.wait()
         rows = history[0, agent][None]
         for number in range(rounds):
@@ -90,8 +87,12 @@ def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.
         thread.join(60)
         assert not thread.is_alive()
     for one in peers:
-        one.box.close()
+        one.node.close()
     return history, peers
+
+
+def missed(peers: Peers) -> set[tuple[int, int]]:
+    return set(peers.node.journal.take_missed())
 
 
 def mixing(graph: Topology) -> torch.Tensor:
@@ -103,14 +104,14 @@ def test_with_nobody_missing_a_round_is_a_product_with_the_mixing_matrix():
     matrix = mixing(peers[0].topology)
     for before, after in pairwise(history):
         torch.testing.assert_close(after, matrix @ before, rtol=0, atol=1e-14)
-    assert not any(one.missed for one in peers)
+    assert not any(missed(one) for one in peers)
 
 
 def test_the_weight_of_one_that_is_not_heard_goes_to_the_agent_itself():
     """On a directed ring: agent 2 does not hear agent 1 in step 1."""
 
     def lost(source, sink, frame):
-        return (source, sink, frame.kind) == (1, 2, Kind.ROW) and frame.at[1] == 1
+        return (source, sink, frame.kind) == (1, 2, FrameKind.ROW) and frame.position.step == 1
 
     history, peers = gossip("ring", 4, 3, lost)
     matrix = mixing(peers[0].topology)
@@ -118,23 +119,23 @@ def test_the_weight_of_one_that_is_not_heard_goes_to_the_agent_itself():
     deaf = matrix.clone()
     deaf[2, 2], deaf[2, 1] = 1, 0
     torch.testing.assert_close(history[2], deaf @ history[1], rtol=0, atol=1e-14)
-    assert (1, 1) in peers[2].missed
-    assert not any(one.missed for agent, one in enumerate(peers) if agent != 2)
+    assert (1, 1) in missed(peers[2])
+    assert not any(missed(one) for agent, one in enumerate(peers) if agent != 2)
 
 
 def test_on_a_link_that_goes_both_ways_both_leave_out_the_pair_and_the_mean_is_kept():
     """Agent 0's rows to 1 are lost in steps 2 to 5; from the step after the first on, both know."""
 
     def lost(source, sink, frame):
-        return (source, sink, frame.kind) == (0, 1, Kind.ROW) and 2 <= frame.at[1] <= 5
+        return (source, sink, frame.kind) == (0, 1, FrameKind.ROW) and 2 <= frame.position.step <= 5
 
     history, peers = gossip("ring-undirected", 4, 9, lost)
     means = history.mean(1)
     for step in (0, 1, 3, 4, 5, 6, 7, 8):
         torch.testing.assert_close(means[step + 1], means[step], rtol=0, atol=1e-14, msg=f"step {step}")
     assert not torch.allclose(means[3], means[2], rtol=0, atol=1e-14)  # in step 2 only one of them could know
-    assert {step for step, peer in peers[1].missed if peer == 0} >= {2, 3, 4, 5}
-    assert {step for step, peer in peers[0].missed if peer == 1} >= {3, 4, 5}
+    assert {step for step, peer in missed(peers[1]) if peer == 0} >= {2, 3, 4, 5}
+    assert {step for step, peer in missed(peers[0]) if peer == 1} >= {3, 4, 5}
     matrix = mixing(peers[0].topology)
     torch.testing.assert_close(history[9], matrix @ history[8], rtol=0, atol=1e-14)  # and it is taken back
 
@@ -142,9 +143,9 @@ def test_on_a_link_that_goes_both_ways_both_leave_out_the_pair_and_the_mean_is_k
 def test_a_row_that_is_not_finite_is_left_out():
     history, peers = gossip("complete", 3, 1, lambda *_: False)
     assert history.isfinite().all()
-    box = peers[0].box
+    node = peers[0].node
     bad = torch.tensor([1.0, float("nan"), 0.0], dtype=torch.float64)
-    box.rows[1][box.at] = Row(bad, hears=True, chart=box.chart)
-    box.live = {1: (0, 0)}
+    node.inbox.rows[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
+    node.live = {1: Position(0, 0)}
     found = peers[0].start(torch.ones(1, 3, dtype=torch.float64), "train").wait()
     assert found.isfinite().all()

@@ -22,17 +22,16 @@ from codecl import seeding
 from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig, healed
 from codecl.peers import agent as peer
-from codecl.peers import frames, links
-from codecl.peers import history as charts
-from codecl.peers import membership as members
-from codecl.peers.frames import BadFrame, Kind
-from codecl.peers.history import Archive, Chart
-from codecl.peers.membership import STEPS, Members
+from codecl.peers import decisions, frames, history, links, membership
+from codecl.peers.decisions import Claim, NewestRow, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
+from codecl.peers.frames import BadFrame, FrameKind, Position
+from codecl.peers.history import Commit, History, NodeIdentity
+from codecl.peers.membership import STEPS, Membership
 from codecl.peers.neighbours import Neighbours
 
 pytestmark = pytest.mark.alone
 
-MOST = 1 << 20
+MAX_BYTES = 1 << 20
 START = bytes(32)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.integers(0, 2**64 - 1)
@@ -42,10 +41,10 @@ numbers = st.integers(0, 2**64 - 1)
 
 
 @st.composite
-def tensors(draw, most=4):
+def tensors(draw, max_size=4):
     """Of every type that travels; bytes of any kind, so with every value that there is."""
     out = {}
-    for name in draw(st.lists(words, max_size=most, unique=True)):
+    for name in draw(st.lists(words, max_size=max_size, unique=True)):
         kind = draw(st.sampled_from(list(frames.DTYPES.values())))
         shape = draw(st.lists(st.integers(0, 3), max_size=4))
         data = torch.randint(0, 256, (int(np.prod(shape)) * kind.itemsize,), dtype=torch.uint8)
@@ -57,9 +56,9 @@ fields = st.fixed_dictionaries(
     {},
     optional={
         **dict.fromkeys(("sender", "task", "step", "root", "number"), numbers),
-        **dict.fromkeys(("chart", "manifest", "signature"), st.binary(max_size=40)),
+        **dict.fromkeys(("commit", "manifest", "signature"), st.binary(max_size=40)),
         **dict.fromkeys(("busy", "degraded", "hears"), st.booleans()),
-        **dict.fromkeys(("beats", "places"), st.lists(numbers, max_size=4)),
+        **dict.fromkeys(("beats", "positions"), st.lists(numbers, max_size=4)),
         "history": st.lists(st.binary(max_size=33), max_size=3),
         "fleet": words,
     },
@@ -74,28 +73,28 @@ def bits(found):
     }
 
 
-@given(st.sampled_from(Kind), tensors(), fields)
+@given(st.sampled_from(FrameKind), tensors(), fields)
 def test_decode_undoes_encode(kind, values, about):
     data = frames.encode(kind, values, **about)
-    found = frames.decode(data, MOST)
+    found = frames.decode(data, MAX_BYTES)
     assert found.kind is kind
     assert bits(found.tensors) == bits(values)
     assert {name: getattr(found.header, name) for name in about} == about
-    assert found.size == sum(value.numel() * value.element_size() for value in values.values())
-    assert found.at == (about.get("task", 0), about.get("step", 0))
+    assert frames.tensor_bytes(data) == sum(value.numel() * value.element_size() for value in values.values())
+    assert found.position == (about.get("task", 0), about.get("step", 0))
 
 
 def test_what_is_decoded_is_ones_own():
     """Nothing that is done to a tensor reaches the bytes that it came in."""
-    data = frames.encode(Kind.ROW, {"row": torch.ones(3)})
-    frames.decode(data, MOST).tensors["row"].zero_()
-    assert frames.decode(data, MOST).tensors["row"].tolist() == [1, 1, 1]
+    data = frames.encode(FrameKind.ROW, {"row": torch.ones(3)})
+    frames.decode(data, MAX_BYTES).tensors["row"].zero_()
+    assert frames.decode(data, MAX_BYTES).tensors["row"].tolist() == [1, 1, 1]
 
 
 def frame_or_refused(data):
     """Whether it is a frame. What refuses it can be logged: one line, and not a long one."""
     try:
-        return isinstance(frames.decode(data, MOST), frames.Frame)
+        return isinstance(frames.decode(data, MAX_BYTES), frames.Frame)
     except BadFrame as error:
         reason = str(error)
     assert "\n" not in reason
@@ -112,12 +111,12 @@ def test_any_bytes_are_a_frame_or_refused(data):
 
 def valid_frames():
     some = {"a/weight": torch.arange(6.0).view(2, 3), "b": torch.empty(0, 4), "c": torch.tensor(7)}
-    about = {"fleet": "0123456789ab", "sender": 3, "task": 1, "step": 300, "chart": START, "beats": [1, 2**40, 3]}
-    yield frames.encode(Kind.BEAT, **about, places=[5, 6, 7], busy=True)
-    yield frames.encode(Kind.ROW, {"row": torch.randn(20)}, **about)
-    yield frames.encode(Kind.CHART, some, **about, manifest=b'{"task": 1}', signature=bytes(70))
-    yield frames.encode(Kind.WANT, **about, history=[START, bytes(range(32))], number=1)
-    yield frames.encode(Kind.SUM, some, **about, root=2, number=9)
+    about = {"fleet": "0123456789ab", "sender": 3, "task": 1, "step": 300, "commit": START, "beats": [1, 2**40, 3]}
+    yield frames.encode(FrameKind.BEAT, **about, positions=[5, 6, 7], busy=True)
+    yield frames.encode(FrameKind.ROW, {"row": torch.randn(20)}, **about)
+    yield frames.encode(FrameKind.COMMIT, some, **about, manifest=b'{"task": 1}', signature=bytes(70))
+    yield frames.encode(FrameKind.REQUEST, **about, history=[START, bytes(range(32))], number=1)
+    yield frames.encode(FrameKind.SUM, some, **about, root=2, number=9)
 
 
 def mutated(data, rng):
@@ -146,9 +145,9 @@ def test_mutated_frames_are_frames_or_refused():
 
 def claimed(*shapes, dtype="float32", rest=b""):
     """A frame whose header claims tensors of these shapes."""
-    kinds = frames._kinds()
-    forms = [kinds["Form"](name=str(n), dtype=dtype, shape=shape) for n, shape in enumerate(shapes)]
-    header = kinds["Header"](kind=Kind.ROW, tensors=forms).SerializeToString()
+    types = frames._message_types()
+    specs = [types["TensorSpec"](name=str(n), dtype=dtype, shape=shape) for n, shape in enumerate(shapes)]
+    header = types["Header"](kind=FrameKind.ROW, tensors=specs).SerializeToString()
     return len(header).to_bytes(4, "big") + header + rest
 
 
@@ -173,26 +172,26 @@ def test_what_is_claimed_is_refused_and_not_allocated(claim):
     tracemalloc.start()
     try:
         with pytest.raises(BadFrame):
-            frames.decode(data, MOST)
+            frames.decode(data, MAX_BYTES)
         assert tracemalloc.get_traced_memory()[1] < 4 * len(data) + 100_000
     finally:
         tracemalloc.stop()
 
 
 def test_a_tensor_that_is_named_twice_is_refused():
-    data = frames.encode(Kind.SUM, {"a": torch.ones(1), "b": torch.ones(1)})
-    assert frames.decode(data, MOST).tensors.keys() == {"a", "b"}
+    data = frames.encode(FrameKind.SUM, {"a": torch.ones(1), "b": torch.ones(1)})
+    assert frames.decode(data, MAX_BYTES).tensors.keys() == {"a", "b"}
     with pytest.raises(BadFrame, match="twice"):
-        frames.decode(data.replace(b"\n\x01b", b"\n\x01a"), MOST)
+        frames.decode(data.replace(b"\n\x01b", b"\n\x01a"), MAX_BYTES)
 
 
 # the graph of the living
 
 
 @st.composite
-def graphs(draw, least=2):
+def graphs(draw, min_agents=2):
     """A connected graph, directed or not, and some who died; at least one lives."""
-    agents, seed = draw(st.integers(least, 9)), draw(st.integers(0, 10**6))
+    agents, seed = draw(st.integers(min_agents, 9)), draw(st.integers(0, 10**6))
     directed = draw(st.booleans())
     graph = nx.gnp_random_graph(agents, draw(st.floats(0.1, 0.9)), seed=seed, directed=directed)
     assume(nx.is_strongly_connected(graph) if directed else nx.is_connected(graph))
@@ -274,26 +273,26 @@ class Clock:
 
 def three(silence=10.0):
     clock = Clock()
-    return clock, [Members(3, me, silence, clock) for me in range(3)]
+    return clock, [Membership(3, me, silence, clock) for me in range(3)]
 
 
 def tell(sender, hearer):
-    return hearer.merge(**sender.known())
+    return hearer.merge(**sender.fields())
 
 
 def test_who_is_silent_is_dead_until_it_is_heard_again():
     clock, (zero, one, two) = three()
-    one.beat((0, 1))
+    one.beat(Position(0, 1))
     assert tell(one, zero) == [1]
     clock.now += 9
-    two.beat((0, 2))
+    two.beat(Position(0, 2))
     assert tell(two, zero) == [2]
     assert zero.dead == frozenset()
     clock.now += 2
     assert zero.dead == {1}
     assert tell(one, zero) == []  # the same sign again is none
     assert zero.dead == {1}
-    one.beat((0, 1))
+    one.beat(Position(0, 1))
     assert tell(one, zero) == []  # alive, where it was
     assert zero.dead == frozenset()
     clock.now += 1000
@@ -317,28 +316,28 @@ def test_an_older_sign_changes_nothing(signs):
         clock.now += 1
         zero.merge([0, beat, 0], [0, task * STEPS + step, 0])
         newest = max(newest, (beat, task, step), key=lambda sign: sign[0])
-        assert (zero.beats[1], *zero.places[1]) == newest
+        assert (zero.beats[1], *zero.positions[1]) == newest
 
 
 @given(st.lists(numbers, max_size=6), st.lists(numbers, max_size=6))
-def test_signs_of_another_number_of_agents_are_refused(beats, places):
-    assume((len(beats), len(places)) != (3, 3))
+def test_signs_of_another_number_of_agents_are_refused(beats, positions):
+    assume((len(beats), len(positions)) != (3, 3))
     _, (zero, _, _) = three()
-    before = copy.deepcopy(zero.known())
+    before = copy.deepcopy(zero.fields())
     with pytest.raises(BadFrame):
-        zero.merge(beats, places)
-    assert zero.known() == before
+        zero.merge(beats, positions)
+    assert zero.fields() == before
 
 
 def test_signs_spread_from_neighbour_to_neighbour():
     clock, (zero, one, two) = three()
-    two.beat((1, 7))
+    two.beat(Position(1, 7))
     tell(two, one)
     assert tell(one, zero) == [2]
-    assert zero.places[2] == (1, 7)
+    assert zero.positions[2] == (1, 7)
     assert zero.unheard == [1]
     clock.now += 11
-    two.beat((1, 8))
+    two.beat(Position(1, 8))
     assert zero.dead == {1, 2}
     tell(two, one)
     assert tell(one, zero) == [2]
@@ -350,30 +349,30 @@ def test_signs_of_an_earlier_life_are_gone_on_from():
     later = int(time.time() * 1000) + 5000
     zero.merge([0, later, 0], [0, 9, 0])
     tell(zero, one)
-    one.beat((0, 0))
+    one.beat(Position(0, 0))
     assert one.beats[1] == later + 1
     assert tell(one, zero) == [1]
-    assert zero.places[1] == (0, 0)
+    assert zero.positions[1] == (0, 0)
 
 
 def test_nobody_is_silenced_by_a_sign_from_the_far_future(monkeypatch):
     """Whoever lies about the sign of another, or of us, changes for how long it is believed: not for ever."""
     clock, (zero, one, two) = three()
-    monkeypatch.setattr(members, "time", SimpleNamespace(time=clock))
+    monkeypatch.setattr(membership, "time", SimpleNamespace(time=clock))
     two.merge([2**64 - 1] * 3, [0] * 3)
     tell(two, zero)
     tell(two, one)
     for number in range(1, 4):
         clock.now += 11
         assert zero.dead == {1, 2}
-        one.beat((0, number))
-        frames.encode(Kind.BEAT, **one.known())  # can still be sent
+        one.beat(Position(0, number))
+        frames.encode(FrameKind.BEAT, **one.fields())  # can still be sent
         assert tell(one, zero) == [1]
-        assert zero.places[1] == (0, number)
+        assert zero.positions[1] == (0, number)
         assert zero.dead == {2}
 
 
-# charts
+# commits
 
 FLEET, AGENTS = "0123456789ab", 5
 
@@ -386,28 +385,29 @@ def check(agent, data, found):
     return signature(agent, data) == found
 
 
-def chart(task=0, grower=0, part=(0, 1, 2), before=START, values=None, fleet=FLEET):
+def commit(task=0, grower=0, living=(0, 1, 2), before=START, values=None, fleet=FLEET):
     values = {"w": torch.ones(2, 3), "head": torch.arange(3)} if values is None else values
-    return charts.make(fleet, task, grower, part, before, values, lambda data: signature(grower, data))
+    identity = NodeIdentity(grower, fleet, lambda data: signature(grower, data), check)
+    return history.sign_commit(identity, task, living, before, values)
 
 
 def checked(one):
-    return charts.checked(one, FLEET, AGENTS, check)
+    return history.checked(one, FLEET, AGENTS, check)
 
 
 @given(st.integers(0, 9), st.integers(0, AGENTS - 1), st.sets(st.integers(0, AGENTS - 1), min_size=1), tensors())
-def test_a_chart_that_is_made_is_one_that_fits(task, grower, part, values):
-    one = chart(task, grower, part, START, values)
+def test_a_commit_that_is_made_is_one_that_fits(task, grower, living, values):
+    one = commit(task, grower, living, START, values)
     assert checked(one) is one
-    assert one.whole
-    assert one.facts["part"] == sorted(part)
+    assert one.is_complete
+    assert one.facts.living == sorted(living)
     fewer = dict(list(one.tensors.items())[1:])
-    assert checked(one._replace(tensors=fewer)).whole == (not values)
+    assert checked(one._replace(tensors=fewer)).is_complete == (not values)
 
 
 @given(st.data())
-def test_a_chart_that_is_altered_is_refused(data):
-    one = chart(2, 3)
+def test_a_commit_that_is_altered_is_refused(data):
+    one = commit(2, 3)
     manifest, sign = bytearray(one.manifest), bytearray(one.signature)
     at, way = data.draw(st.integers(0, len(manifest) - 1)), data.draw(st.integers(1, 255))
     manifest[at] ^= way
@@ -433,12 +433,12 @@ def test_a_chart_that_is_altered_is_refused(data):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"fleet": "ba9876543210"}, {"grower": AGENTS}, {"part": []}, {"part": [0, AGENTS]}, {"task": 1 << 32}],
+    [{"fleet": "ba9876543210"}, {"grower": AGENTS}, {"living": []}, {"living": [0, AGENTS]}, {"task": 1 << 32}],
     ids=str,
 )
-def test_a_signed_chart_of_elsewhere_is_refused(changes):
+def test_a_signed_commit_of_elsewhere_is_refused(changes):
     with pytest.raises(BadFrame, match="does not fit this fleet"):
-        checked(chart(**changes))
+        checked(commit(**changes))
 
 
 json_values = st.recursive(
@@ -452,91 +452,93 @@ json_values = st.recursive(
 @given(st.sampled_from(["fleet", "task", "grower", "part", "before", "tensors", "all", "none"]), json_values)
 def test_any_manifest_fits_or_is_refused(field, value):
     """Also one that its grower signed."""
-    facts = chart().facts
+    facts = json.loads(commit().manifest)
     facts = value if field == "all" else {**facts, field: value}
     manifest = json.dumps(facts).encode()
-    one = Chart(manifest, signature(0, manifest), {})
+    one = Commit(manifest, signature(0, manifest), {})
     try:
         assert checked(one) is one
     except BadFrame:
         return
-    assert charts.preferred(one, one) is False
-    assert isinstance(one.whole, bool)
-    Archive(START, ()).take(one)
+    assert isinstance(decisions.rank(one.claim), tuple)
+    assert isinstance(one.is_complete, bool)
+    History(START, ()).take(one)
 
 
 @pytest.mark.parametrize("manifest", [b"[" * 200_000, b'{"a":' * 200_000, b"9" * 10_000, b"\xff\xfe\x00", b""], ids=len)
 def test_a_manifest_that_cannot_be_read_is_refused(manifest):
     with pytest.raises(BadFrame):
-        checked(Chart(manifest, signature(0, manifest), {}))
+        checked(Commit(manifest, signature(0, manifest), {}))
 
 
-some_charts = st.builds(
-    chart,
+some_commits = st.builds(
+    commit,
     grower=st.integers(0, AGENTS - 1),
-    part=st.sets(st.integers(0, AGENTS - 1), min_size=1),
+    living=st.sets(st.integers(0, AGENTS - 1), min_size=1),
     values=st.sampled_from([{"w": torch.ones(1)}, {"w": torch.zeros(1)}]),
 )
 
 
-@given(some_charts, some_charts, some_charts)
-def test_of_different_charts_one_is_preferred_and_everyone_agrees(a, b, c):
-    better = charts.preferred
-    assert not better(a, a)
-    assert (better(a, b) + better(b, a)) == (a.id != b.id)
-    assert not (better(a, b) and better(b, c)) or better(a, c)
-    if len(a.facts["part"]) < len(b.facts["part"]):
-        assert better(a, b)
+@given(some_commits, some_commits, some_commits)
+def test_of_different_commits_one_is_preferred_and_everyone_agrees(a, b, c):
+    orders = itertools.permutations([a, b, c])
+    assert {history.best(order).id for order in orders} == {
+        min((a, b, c), key=lambda one: decisions.rank(one.claim)).id
+    }
+    assert (decisions.rank(a.claim) == decisions.rank(b.claim)) == (a.id == b.id)
+    if len(a.facts.living) < len(b.facts.living):
+        assert history.best([a, b]) == b
 
 
-def archive(*parts, values=None):
+def past(*living, values=None):
     """A task each, grown by the lowest of these agents."""
-    out = Archive(START, {"head"})
-    for task, part in enumerate(parts):
-        assert out.take(chart(task, min(part), part, out.ids[-1], values)) == 0
+    out = History(START, {"head"})
+    for task, agents in enumerate(living):
+        assert out.take(commit(task, min(agents), agents, out.newest_id, values)) == 0
+    assert out.newest_id == out.ids[-1]
     return out
 
 
-part = st.sets(st.integers(0, AGENTS - 1), min_size=1)
+some_agents = st.sets(st.integers(0, AGENTS - 1), min_size=1)
 
 
-@given(st.lists(part, max_size=3), st.lists(part, max_size=3), st.lists(part, max_size=3))
-def test_what_is_lacked_and_taken_makes_archives_equal(common, ours, theirs):
-    a, b = archive(*common, *ours), archive(*common, *theirs)
+@given(st.lists(some_agents, max_size=3), st.lists(some_agents, max_size=3), st.lists(some_agents, max_size=3))
+def test_what_is_lacked_and_taken_makes_histories_equal(common, ours, theirs):
+    a, b = past(*common, *ours), past(*common, *theirs)
     for _ in range(2):
         for source, sink in ((a, b), (b, a)):
-            for one in source.lacks(sink.ids):
+            for one in source.lacking(sink.ids):
                 sink.take(one)
     assert a.ids == b.ids
-    assert a.lacks(b.ids) == []
-    assert len(a.charts) >= len(common)
+    assert a.lacking(b.ids) == []
+    assert len(a.commits) >= len(common)
 
 
-def test_an_empty_archive_lacks_all_and_takes_them_in_order():
-    full, empty = archive({0}, {1}, {2}), Archive(START, {"head"})
-    assert [one.facts["task"] for one in full.lacks(empty.ids)] == [0, 1, 2]
-    assert empty.take(full.charts[1]) is None  # not the next
-    assert [empty.take(one) for one in full.lacks(empty.ids)] == [0, 0, 0]
-    assert [empty.take(one) for one in full.charts] == [None] * 3  # known
+def test_an_empty_history_lacks_all_and_takes_them_in_order():
+    full, empty = past({0}, {1}, {2}), History(START, {"head"})
+    assert [one.facts.task for one in full.lacking(empty.ids)] == [0, 1, 2]
+    assert empty.take(full.commits[1]) is None  # not the next
+    assert [empty.take(one) for one in full.lacking(empty.ids)] == [0, 0, 0]
+    assert [empty.take(one) for one in full.commits] == [None] * 3  # known
     assert empty.ids == full.ids
 
 
-def test_the_chart_of_the_larger_part_replaces_and_counts_what_it_replaced():
-    ours = archive({0, 1}, {0, 1}, {0, 1}, {0, 1})
-    small, large = chart(1, 2, {2}, ours.ids[1]), chart(1, 2, {2, 3, 4}, ours.ids[1])
+def test_the_commit_of_the_larger_part_replaces_and_counts_what_it_replaced():
+    ours = past({0, 1}, {0, 1}, {0, 1}, {0, 1})
+    small, large = commit(1, 2, {2}, ours.ids[1]), commit(1, 2, {2, 3, 4}, ours.ids[1])
     before = ours.ids
     assert ours.take(small) is None
-    assert ours.take(chart(1, 2, {2, 3, 4}, START)) is None  # another past
+    assert ours.take(commit(1, 2, {2, 3, 4}, START)) is None  # another past
     assert ours.ids == before
     assert ours.take(large) == 3
     assert ours.ids == [*before[:2], large.id]
 
 
-def test_of_old_charts_only_heads_are_kept():
-    ours = archive({0}, {0}, {0})
-    assert [set(one.tensors) for one in ours.charts] == [{"head"}, {"head"}, {"w", "head"}]
-    assert [one.whole for one in ours.charts] == [False, False, True]
-    assert all(checked(one) is one for one in ours.charts)
+def test_of_old_commits_only_heads_are_kept():
+    ours = past({0}, {0}, {0})
+    assert [set(one.tensors) for one in ours.commits] == [{"head"}, {"head"}, {"w", "head"}]
+    assert [one.is_complete for one in ours.commits] == [False, False, True]
+    assert all(checked(one) is one for one in ours.commits)
 
 
 # small things
@@ -544,7 +546,7 @@ def test_of_old_charts_only_heads_are_kept():
 
 def test_what_a_neighbour_does_not_take_is_bounded():
     """The oldest rows make room; a neighbour that takes nothing else either loses its link."""
-    link = links.Link(1, 4)
+    link = links.Link(1, 4, links.LinkCounter())
     for number in range(10):
         link.put(b"%d" % number, may_drop=True)
     assert [data for data, _ in link._out] == [b"6", b"7", b"8", b"9"]
@@ -576,15 +578,135 @@ def test_succession_starts_with_the_chosen_and_names_everyone_once(seed, task, a
     assert order == seeding.succession(seed, task, agents)
 
 
-def test_a_chart_of_which_only_a_part_is_held_is_asked_for_and_completed():
-    """A relay may strip tensors off: what is left is a part, and the whole takes its place."""
-    archive = Archive(bytes(32), {"weights/head"})
-    tensors = {"weights/head": torch.ones(2), "weights/body": torch.zeros(3)}
-    chart = charts.make("f", 0, 0, [0], bytes(32), tensors, lambda data: b"")
-    assert archive.take(chart._replace(tensors={"weights/head": tensors["weights/head"]})) == 0
-    assert not archive.whole
-    assert archive.asked == [bytes(32)]
-    assert archive.completes(chart)
-    assert archive.take(chart) == 0
-    assert archive.whole
-    assert archive.asked == archive.ids == [bytes(32), chart.id]
+def test_a_commit_of_which_only_some_is_held_is_asked_for_and_completed():
+    """A relay may strip tensors off: all of it takes the place of what is left."""
+    ours, full = History(START, {"head"}), commit()
+    assert ours.take(full._replace(tensors={"head": full.tensors["head"]})) == 0
+    assert not ours.is_complete
+    assert ours.held == [START]
+    assert ours.is_completed_by(full)
+    assert ours.take(full) == 0
+    assert ours.is_complete
+    assert ours.held == ours.ids == [START, full.id]
+
+
+def test_a_history_that_is_saved_is_read_back_as_far_as_it_fits(tmp_path):
+    ours, again, spoiled = past({0}, {1}, {2}), History(START, {"head"}), History(START, {"head"})
+    ours.save(tmp_path)
+    again.load(tmp_path, FLEET, AGENTS, check)
+    assert again.ids == ours.ids
+    assert [bits(one.tensors) for one in again.commits] == [bits(one.tensors) for one in ours.commits]
+    (tmp_path / "3.safetensors").write_bytes(b"spoiled")
+    spoiled.load(tmp_path, FLEET, AGENTS, check)
+    assert spoiled.ids == [START]  # of the first two only heads were kept
+
+
+# decisions
+
+AHEAD = 10
+positions = st.builds(Position, st.integers(0, 3), st.integers(0, 40))
+ids = st.sampled_from([b"a", b"b"])
+
+
+@given(positions, ids, positions, ids)
+def test_a_row_is_kept_if_it_is_of_now_or_later_and_not_of_this_task_after_another_commit(row, theirs, own, ours):
+    fate = decisions.row_fate(row, theirs, own, ours, AHEAD)
+    foreign = row.task == own.task and theirs != ours
+    assert (fate is RowFate.FOREIGN) == foreign
+    assert (fate is RowFate.KEEP) == (row >= own and not foreign)
+    if fate is RowFate.BEHIND:
+        assert row < own <= row._replace(step=row.step + AHEAD)
+    if fate is RowFate.LATE:
+        assert row < own
+        assert row._replace(step=row.step + AHEAD) < own
+
+
+@given(
+    st.booleans(), st.sampled_from([None, True, False]), ids, st.integers(3, 4), st.sampled_from([0.0, np.nan, np.inf])
+)
+def test_a_row_is_mixed_if_it_fits_and_of_a_pair_both_or_neither(hears, we_hear, commit_id, size, value):
+    row = ReceivedRow(torch.tensor([1.0, value, 2.0]), hears, b"a")
+    usable = decisions.is_usable(row, commit_id, size, we_hear)
+    assert usable == (commit_id == b"a" and size == 3 and value == 0 and (we_hear is None or (hears and we_hear)))
+    back = ReceivedRow(row.row_D, bool(we_hear), b"a")  # what the other side sees of us
+    if we_hear is not None:
+        assert usable == decisions.is_usable(back, commit_id, size, hears)
+
+
+@given(st.sets(st.integers(0, 6)), st.dictionaries(st.integers(0, 6), positions), positions, st.sets(st.integers(0, 6)))
+def test_a_step_waits_for_live_neighbours_whose_row_has_not_come(neighbours, live, own, arrived):
+    waited_for = decisions.awaited(neighbours, live, own, arrived)
+    assert set(waited_for) == {peer for peer in neighbours - arrived if live.get(peer, Position(99, 0)) <= own}
+    assert decisions.awaited(neighbours, live, own, arrived | set(waited_for)) == []
+    later = own._replace(step=own.step + 1)
+    assert set(decisions.awaited(neighbours, live, later, arrived)) >= set(waited_for)
+
+
+@given(positions, positions, st.booleans(), st.floats(0, 100), st.floats(0, 100))
+def test_who_is_excused_is_busy_behind_us_and_heard_just_now_and_not_for_ever(at, own, busy, age, waited):
+    timeouts = Timeouts(deadline=1, silence=9, meet=60)
+    excused = decisions.is_excused(PeerStatus(at, b"", busy, heard_at=0), own, age, waited, timeouts)
+    assert excused == (busy and at < own and age < 3 and waited <= 60)
+    assert not decisions.is_excused(None, own, age, waited, timeouts)
+
+
+@given(st.lists(positions, min_size=2, max_size=6))
+def test_of_nodes_that_wait_for_those_behind_the_last_goes_on(nodes):
+    waits_for = [
+        decisions.far_behind({j: at for j, at in enumerate(nodes) if j != i}, own, AHEAD) for i, own in enumerate(nodes)
+    ]
+    assert waits_for[nodes.index(min(nodes))] == []  # so nobody waits in a circle
+    for i, behind in enumerate(waits_for):
+        assert all(nodes[j] < nodes[i] and i not in waits_for[j] for j in behind)
+        same_task = [j for j, at in enumerate(nodes) if at.task == nodes[i].task]
+        assert {j for j in behind if j in same_task} == {j for j in same_task if nodes[i].step - nodes[j].step > AHEAD}
+
+
+statuses = st.builds(PeerStatus, positions, ids, st.booleans(), st.just(0.0))
+newest_rows = st.builds(NewestRow, st.integers(0, 40), st.just(torch.ones(2)))
+
+
+@given(positions, ids, st.lists(statuses, max_size=5), st.lists(newest_rows, max_size=4), st.integers(1, 40))
+def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ours, others, newest, training):
+    rounds = Rounds(training, training + 3)
+    point = decisions.join_point(own, ours, others, newest, rounds)
+    steps = [other.position.step for other in others if (other.position.task, other.commit) == (own.task, ours)]
+    if point is None:
+        return
+    assert steps
+    assert all(other.position.task <= own.task for other in others)  # commits come first
+    if point.agreed:
+        assert point.step == rounds.all <= max(steps)
+    elif point.step:
+        assert point.step - decisions.JOIN_AHEAD in [row.step for row in newest]
+        assert point.step < training
+    else:
+        assert max(steps) <= 1
+
+
+@given(st.dictionaries(positions, st.tuples(ids, st.booleans())), positions, ids)
+def test_the_newest_row_is_the_furthest_that_could_be_mixed(rows, own, ours):
+    values = {True: torch.ones(2), False: torch.tensor([1.0, np.nan])}
+    received = {at: ReceivedRow(values[finite], True, theirs) for at, (theirs, finite) in rows.items()}
+    fitting = [at for at, (theirs, finite) in rows.items() if finite and theirs == ours and at.task == own.task]
+    newest = decisions.newest_row(received, own, ours)
+    assert (newest.step if newest else None) == max((at.step for at in fitting if at >= own), default=None)
+
+
+@given(st.lists(ids, max_size=6), st.lists(ids, max_size=6))
+def test_what_a_neighbour_lacks_is_all_after_the_common_start(ours, theirs):
+    length = decisions.common_length(ours, theirs)
+    assert ours[:length] == theirs[:length]
+    assert ours[length : length + 1] != theirs[length : length + 1] or length == len(ours) == len(theirs)
+    assert length == decisions.common_length(theirs, ours)
+
+
+@given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
+def test_the_commit_of_the_larger_part_stands_then_that_with_the_lowest_agent(ours, theirs):
+    ranks = [
+        decisions.rank(Claim(sorted(part), min(part), bytes([number]))) for number, part in enumerate((ours, theirs))
+    ]
+    if len(ours) != len(theirs):
+        assert (ranks[0] < ranks[1]) == (len(ours) > len(theirs))
+    elif min(ours) != min(theirs):
+        assert (ranks[0] < ranks[1]) == (min(ours) < min(theirs))

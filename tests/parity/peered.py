@@ -11,10 +11,9 @@ import torch
 
 from codecl.peers import agent as peer
 from codecl.peers import fleet
-from codecl.peers import rejoin as returning
+from codecl.peers.decisions import Timeouts
 from codecl.peers.exchange import Peers
-from codecl.peers.history import Archive
-from codecl.peers.membership import Rules
+from codecl.peers.history import History
 from tests.parity.spread import story
 
 
@@ -25,17 +24,18 @@ def main(folder: Path, agent: int, cases: list[str]) -> None:
         opened = []
 
         def joined(graph, dtype, device, member=member, opened=opened):
-            peers = Peers(graph, dtype, device, peer.who(member), Rules(None, 60, 60))
-            peers.box.open(Archive(bytes(32), ()), 2, 1 << 24, partial(peer.connected, member))
-            returning.meet(peers)
-            opened.append(peers)
+            peers = Peers(graph, dtype, device, peer.identity_of(member), Timeouts(None, 60, 60))
+            peers.node.open(History(bytes(32), ()), 2, 1 << 24, partial(peer.connect, member))
+            peers.node.meet()
+            opened.append(peers.node)
             return peers
 
         found[case] = story(case, joined)
-        returning.linger(opened[0])
-        opened[0].box.close()
-        found[case]["links"] = opened[0].box.bytes
-        found[case]["missed"] = len(opened[0].missed)
+        (node,) = opened
+        node.linger()
+        node.close()
+        found[case]["links"] = {other: count.model_dump() for other, count in node.link_bytes().items()}
+        found[case]["missed"] = len(node.journal.take_missed())
     torch.save(found, folder / f"{agent}.pt")
 
 

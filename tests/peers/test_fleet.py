@@ -26,7 +26,8 @@ from pydantic import ValidationError
 
 from codecl.errors import ConfigError
 from codecl.peers import certificates, fleet
-from codecl.peers.fleet import AgentFile, Fleet, PeersConfig, agent_of, name_of
+from codecl.peers.certificates import agent_of, name_of
+from codecl.peers.fleet import AgentFile, Fleet, PeersConfig
 from codecl.runs import config
 
 NAME = "0123456789ab"
@@ -75,10 +76,10 @@ def test_what_is_made_is_read_back(made):
         assert member.folder == made / f"agent-{agent}"
         assert member.fleet.run_config() == CONFIG
         assert member.fleet.peers == PeersConfig(deadline=None, silence=7)
-        assert (member.fleet.places[agent].host, member.fleet.places[agent].port) == (host, port)
+        assert (member.fleet.addresses[agent].host, member.fleet.addresses[agent].port) == (host, port)
         assert member.identity.agent == agent
         assert member.identity.fleet == member.fleet.name
-        assert member.identity.certificate.decode() == member.fleet.places[agent].certificate
+        assert member.identity.certificate.decode() == member.fleet.addresses[agent].certificate
         assert member.identity.authority == (made / "authority" / "certificate.pem").read_bytes()
         assert (made / f"agent-{agent}" / "fleet.yaml").read_text() == (made / "fleet.yaml").read_text()
     assert len(names) == 1
@@ -99,11 +100,6 @@ def test_the_file_says_schema_and_survives_a_dump(made):
     assert fields["schema"] == 1
     assert Fleet(**fields).dump() == (made / "fleet.yaml").read_text()
     assert "PRIVATE" not in (made / "fleet.yaml").read_text()
-
-
-def test_the_topology_is_that_of_the_config(made):
-    topology = fleet.topology_of(fleet.read(made / "agent-0" / "agent.yaml").fleet)
-    assert topology.edges == ((0, 1), (1, 2), (2, 0))
 
 
 def test_keys_are_their_owners_alone(made):
@@ -128,7 +124,10 @@ def test_paths_in_an_agent_file_start_at_its_folder(mine, monkeypatch):
 def test_where_an_agent_listens(made):
     members = [fleet.read(made / f"agent-{agent}" / "agent.yaml") for agent in range(3)]
     assert [member.listen for member in members] == ["127.0.0.1:7700", "0.0.0.0:7700", "[::]:7701"]
-    assert [place.address for place in members[0].fleet.places][1:] == ["node-1.example.org:7700", "[fd00::5]:7701"]
+    assert [address.target for address in members[0].fleet.addresses][1:] == [
+        "node-1.example.org:7700",
+        "[fd00::5]:7701",
+    ]
     own = members[0]._replace(settings=AgentFile(agent=0, listen="10.0.0.1:99"))
     assert own.listen == "10.0.0.1:99"
 
@@ -279,11 +278,11 @@ def copied(name, source):
 
 
 def swapped(fields, _):
-    fields["places"] = [fields["places"][agent] for agent in (0, 2, 1)]
+    fields["addresses"] = [fields["addresses"][agent] for agent in (0, 2, 1)]
 
 
 def certificate_of_other(fields, others):
-    fields["places"][0]["certificate"] = others["places"][0]["certificate"]
+    fields["addresses"][0]["certificate"] = others["addresses"][0]["certificate"]
 
 
 RSA = rsa.generate_private_key(65537, 2048).private_bytes(
@@ -326,12 +325,18 @@ SPOILED = {
         in_fleet(lambda fields, _: fields["config"].update(agents=0)),
         "fleet.yaml: agents: 0 is not",
     ),
-    "a place less": (in_fleet(lambda fields, _: fields["places"].pop()), "places: there are 2 for 3 agents; make"),
-    "swapped": (in_fleet(swapped), "fleet.yaml: places.1.certificate: does not name agent-1."),
-    "a stranger": (in_fleet(certificate_of_other), "places.0.certificate: not signed by the fleet's authority; make"),
+    "an address less": (
+        in_fleet(lambda fields, _: fields["addresses"].pop()),
+        "addresses: there are 2 for 3 agents; make",
+    ),
+    "swapped": (in_fleet(swapped), "fleet.yaml: addresses.1.certificate: does not name agent-1."),
+    "a stranger": (
+        in_fleet(certificate_of_other),
+        "addresses.0.certificate: not signed by the fleet's authority; make",
+    ),
     "another authority": (
         in_fleet(lambda fields, others: fields.update(authority=others["authority"])),
-        "places.0.certificate: not signed by the fleet's authority",
+        "addresses.0.certificate: not signed by the fleet's authority",
     ),
     "no authority": (rewritten("fleet.yaml", authority="-"), "fleet.yaml: authority: is not a certificate; make"),
     "impossible peers": (
@@ -357,9 +362,9 @@ def test_an_authority_of_the_same_name_is_not_the_same_authority(made, mine):
     forger, key = certificates.new_key(), certificates.new_key()
     root = certificates.of_authority(fields["name"], forger)
     forged = certificates.of_agent(name_of(fields["name"], 0), "127.0.0.1", key, root, forger)
-    fields["places"][0]["certificate"] = certificates.pem(forged).decode()
+    fields["addresses"][0]["certificate"] = certificates.pem(forged).decode()
     (mine / "fleet.yaml").write_text(yaml.safe_dump(fields))
-    assert "places.0.certificate: not signed by the fleet's authority" in refused(fleet.read, mine / "agent.yaml")
+    assert "addresses.0.certificate: not signed by the fleet's authority" in refused(fleet.read, mine / "agent.yaml")
 
 
 def test_a_second_certificate_of_an_agent_is_not_the_one_that_the_others_know(made, mine):
@@ -479,28 +484,28 @@ def identities(made):
 @given(data=st.binary(max_size=200), more=st.binary(min_size=1, max_size=20))
 def test_a_signature_is_of_one_key_and_of_these_data(identities, data, more):
     zero, one = identities
-    signature = fleet.sign(zero.key, data)
-    assert fleet.signed_by(zero.certificate, data, signature)
-    assert fleet.signed_by(zero.certificate.decode(), data, signature)
-    assert not fleet.signed_by(one.certificate, data, signature)
-    assert not fleet.signed_by(zero.certificate, data + more, signature)
-    assert not fleet.signed_by(zero.certificate, data, signature + more)
-    assert not fleet.signed_by(zero.certificate, data, signature[:-1])
+    signature = certificates.sign(zero.key, data)
+    assert certificates.signed_by(zero.certificate, data, signature)
+    assert certificates.signed_by(zero.certificate.decode(), data, signature)
+    assert not certificates.signed_by(one.certificate, data, signature)
+    assert not certificates.signed_by(zero.certificate, data + more, signature)
+    assert not certificates.signed_by(zero.certificate, data, signature + more)
+    assert not certificates.signed_by(zero.certificate, data, signature[:-1])
 
 
 def test_a_signature_is_ecdsa_over_sha256(identities):
     public = certificates.load(identities[0].certificate).public_key()
     assert public.curve.name == "secp256r1"
-    public.verify(fleet.sign(identities[0].key, b"data"), b"data", ec.ECDSA(hashes.SHA256()))
+    public.verify(certificates.sign(identities[0].key, b"data"), b"data", ec.ECDSA(hashes.SHA256()))
 
 
 @given(signature=st.binary(max_size=80), certificate=st.one_of(st.binary(), st.text()))
 def test_garbage_is_no_signature(identities, signature, certificate):
-    genuine = fleet.sign(identities[0].key, b"data")
-    assert fleet.signed_by(identities[0].certificate, b"data", signature) is False
-    assert fleet.signed_by(certificate, b"data", genuine) is False
-    assert fleet.signed_by("\ud800", b"data", genuine) is False
-    assert fleet.signed_by(identities[0].key, b"data", genuine) is False
+    genuine = certificates.sign(identities[0].key, b"data")
+    assert certificates.signed_by(identities[0].certificate, b"data", signature) is False
+    assert certificates.signed_by(certificate, b"data", genuine) is False
+    assert certificates.signed_by("\ud800", b"data", genuine) is False
+    assert certificates.signed_by(identities[0].key, b"data", genuine) is False
 
 
 # the command
@@ -527,7 +532,7 @@ def test_peer_init_without_addresses_is_on_this_machine(command):
     code, said, errors = command()
     assert (code, errors) == (0, "")
     member = fleet.read(Path("fleet/agent-3/agent.yaml"))
-    assert [place.address for place in member.fleet.places] == [f"127.0.0.1:{7700 + agent}" for agent in range(4)]
+    assert [address.target for address in member.fleet.addresses] == [f"127.0.0.1:{7700 + agent}" for agent in range(4)]
     assert member.fleet.peers == PeersConfig()
     assert member.fleet.run_config() == config.resolve(config.preset("quickstart"), {})
     rows = [line.split() for line in said.splitlines()]
@@ -546,14 +551,14 @@ def test_peer_init_takes_options_and_addresses(command):
     assert (chosen.method.name, chosen.agents, chosen.topology.name, chosen.seed) == ("d-ewc", 3, "star", 9)
     assert chosen.train.lr == 0.05
     assert (known.peers.deadline, known.peers.silence) == (None, 4)
-    assert [place.address for place in known.places] == ["10.0.0.1:80", "[fd00::1]:81", "c:82"]
+    assert [address.target for address in known.addresses] == ["10.0.0.1:80", "[fd00::1]:81", "c:82"]
 
 
 def test_peer_init_reads_a_file_of_hosts(command):
     Path("hosts").write_text("# ours\na:1\n\nb:1  # the big one\n")
     assert command("--agents", "2", "--hosts", "hosts")[0] == 0
     known = fleet.read(Path("fleet/agent-1/agent.yaml")).fleet
-    assert [place.address for place in known.places] == ["a:1", "b:1"]
+    assert [address.target for address in known.addresses] == ["a:1", "b:1"]
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def _tell(out: Path, made: list[Path]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("agent", "address", "folder"):
         table.add_column(column, justify="right" if column == "agent" else "left")
-    for agent, (place, path) in enumerate(zip(known.places, made, strict=True)):
-        table.add_row(str(agent), Text(place.address), Text(str(path.parent)))
+    for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
+        table.add_row(str(agent), Text(address.target), Text(str(path.parent)))
     console = console_for(False)
     console.print(table)
     console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)

@@ -8,23 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from codecl.errors import ConfigError, DataError
 from codecl.exchange import digest
-from codecl.files import replacing
-from codecl.peers import fleet as fleets
-from codecl.peers import history as charts
-from codecl.peers import rejoin as returning
-from codecl.peers.exchange import OutOfSync, Peers
+from codecl.peers import certificates
+from codecl.peers.decisions import JoinPoint, Rounds, Timeouts
+from codecl.peers.exchange import Peers
 from codecl.peers.fleet import Member
-from codecl.peers.frames import BadFrame
-from codecl.peers.history import Archive, Chart
-from codecl.peers.links import Keys, Links, Listener
-from codecl.peers.membership import Rules, Self
-from codecl.peers.node import Mailbox
-from codecl.peers.rejoin import Joined
+from codecl.peers.history import History, NodeIdentity
+from codecl.peers.links import Links
+from codecl.peers.node import Node, OutOfSync
 from codecl.runs import config as configs
 from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig
@@ -38,7 +31,6 @@ from codecl.train.events import (
     EpochEnded,
     Event,
     Flooded,
-    LinkBytes,
     LinksClosed,
     MemberChanged,
     RunStarted,
@@ -49,11 +41,11 @@ from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 
 OnEvent = Callable[[Event], None]
-CLEAN = {"connected", "disconnected"}  # changes that cost nothing by themselves
+COMMITS = "commits"  # the folder of what each task left, in the run's own
 
 
 class Taken(NamedTuple):
-    """How an agent's part ended."""
+    """How an agent's run ended."""
 
     metrics: Metrics
     folder: Path
@@ -72,42 +64,41 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     if done is not None and not again:
         return Taken(done, folder)
     data = task_data(config, None, device, alone=True)
-    rules = member.fleet.peers
-    times = Rules(rules.deadline, rules.silence, rules.meet)
+    rules, identity = member.fleet.peers, identity_of(member)
+    timeouts = Timeouts(rules.deadline, rules.silence, rules.meet)
+    peers = partial(Peers, identity=identity, timeouts=timeouts)
     with compute_settings(device), seeded(config.seed, "trial", device):
-        peers = partial(Peers, me=who(member), rules=times)
         setup, state = build_setup(config, data, device, exchange=peers)
     _check_images(setup, agent, rules.min_images)
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and _begun(folder, member)
     writer = _open(folder, config, setup, agent, going_on)
-    archive = _archive(setup, state, config, folder / "charts", member, going_on)
+    history = _new_history(setup, state, config, member)
+    if going_on:
+        history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
     with compute_settings(device), seeded(config.seed, f"dropout/{agent}", device):
-        return _Part(setup, state, archive, writer, member, on_event).run()
+        return PeerRun(setup, state, history, writer, member, on_event).run()
 
 
-def _check_images(setup: Setup, agent: int, least: int) -> None:
+def _check_images(setup: Setup, agent: int, min_images: int) -> None:
     """What an agent grows goes to strangers: it needs more images than would be shown by it."""
-    growth = setup.growth.model_copy(update={"min_images": max(least, setup.growth.min_images)})
+    growth = setup.growth.model_copy(update={"min_images": max(min_images, setup.growth.min_images)})
     for data in setup.tasks if setup.method.grows else ():
         growth.check(data.name, len(data.partition[agent]))
 
 
-def who(member: Member) -> Self:
+def identity_of(member: Member) -> NodeIdentity:
     """Who this agent is, and how it signs and checks what others signed."""
-    sign, check = partial(fleets.sign, member.identity.key), partial(_signed, member)
-    return Self(member.identity.agent, member.fleet.name, sign, check)
+    sign = partial(certificates.sign, member.identity.key)
+    return NodeIdentity(member.identity.agent, member.fleet.name, sign, partial(_is_signed, member))
 
 
-def connected(member: Member, box: Mailbox) -> Links:
-    """Links that fill this mailbox."""
-    fleet, me = member.fleet, member.identity
-    names = partial(fleets.name_of, fleet.name), partial(fleets.agent_of, fleet.name)
-    keys = Keys(me.key, me.certificate, me.authority, *names)
-    places = {number: place.address for number, place in enumerate(fleet.places)} | member.settings.reach
-    listener = Listener(box.heard, box.link_changed, box.admits)
-    return Links(me.agent, keys, places, member.listen, listener, box.most, 2 * box.ahead)
+def connect(member: Member, node: Node) -> Links:
+    """Links that fill this node."""
+    addresses = {agent: address.target for agent, address in enumerate(member.fleet.addresses)}
+    addresses |= member.settings.reach
+    return Links(member.identity, addresses, member.listen, node, node.max_bytes, node.inbox.max_rows)
 
 
 def _own(member: Member) -> RunConfig:
@@ -123,8 +114,8 @@ def _own(member: Member) -> RunConfig:
     return configs.validate(configs.merge(config.model_dump(mode="json"), {"data": {"local_path": mine}}))
 
 
-def _signed(member: Member, agent: int, data: bytes, signature: bytes) -> bool:
-    return fleets.signed_by(member.fleet.places[agent].certificate, data, signature)
+def _is_signed(member: Member, agent: int, data: bytes, signature: bytes) -> bool:
+    return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
 
 
 def _begun(folder: Path, member: Member) -> bool:
@@ -144,80 +135,52 @@ def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: b
     return writer
 
 
-def _archive(setup: Setup, state: State, config: RunConfig, folder: Path, member: Member, kept: bool) -> Archive:
-    """The charts that this agent holds on disk, checked like those that arrive."""
-    begin = {**state.parameters, **{f"{n}/{name}": v for n, head in enumerate(setup.heads) for name, v in head.items()}}
-    start = hashlib.sha256(f"{member.fleet.name} {config.digest()} {config.seed} {digest(begin)}".encode()).digest()
-    archive = Archive(start, {f"weights/{name}" for name in setup.roles.head})
-    for number in range(len(setup.tasks) if kept else 0):
-        try:
-            chart = _read(folder / f"{number + 1}.safetensors")
-            charts.checked(chart, member.fleet.name, config.agents, partial(_signed, member))
-        except (OSError, SafetensorError, KeyError, ValueError, BadFrame):
-            break
-        if archive.take(chart) is None:
-            break
-    while not archive.whole:
-        archive.charts.pop()
-    return archive
+def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) -> History:
+    """Without commits; its start is the digest of all that agents have to begin with alike."""
+    heads = {f"{n}/{name}": value for n, head in enumerate(setup.heads) for name, value in head.items()}
+    start = f"{member.fleet.name} {config.digest()} {config.seed} {digest({**state.parameters, **heads})}"
+    return History(hashlib.sha256(start.encode()).digest(), {f"weights/{name}" for name in setup.roles.head})
 
 
-def _write(chart: Chart, path: Path) -> None:
-    about = {"manifest": chart.manifest.decode(), "signature": chart.signature.hex()}
-    with replacing(path) as unfinished:
-        save_file(dict(chart.tensors), unfinished, about)
-
-
-def _read(path: Path) -> Chart:
-    with safe_open(path, "pt") as file:
-        about = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return Chart(about["manifest"].encode(), bytes.fromhex(about["signature"]), tensors)
-
-
-class _Part:
-    """An agent's part in a run."""
+class PeerRun:
+    """A run of one agent among peers."""
 
     def __init__(
         self,
         setup: Setup,
         start: State,
-        archive: Archive,
+        history: History,
         writer: RunWriter,
         member: Member,
         on_event: OnEvent | None,
     ) -> None:
-        self.setup, self.first, self.archive, self.writer, self.member = setup, start, archive, writer, member
+        self.setup, self.first, self.history, self.writer, self.member = setup, start, history, writer, member
         assert isinstance(setup.exchange, Peers)
-        self.peers: Peers = setup.exchange
+        self.node, self.device = setup.exchange.node, setup.exchange.device
         self.on_event, self.missed = on_event, 0
 
     def run(self) -> Taken:
-        finished = False
+        finished, tasks = False, len(self.setup.tasks)
         self._begin()
         try:
-            self.peers.box.open(
-                self.archive, len(self.setup.tasks), _most(self.setup, self.first), partial(connected, self.member)
-            )
-            returning.meet(self.peers)
+            self.node.open(self.history, tasks, _max_bytes(self.setup, self.first), partial(connect, self.member))
+            self.node.meet()
             self._train()
-            returning.linger(self.peers)
+            self.node.linger()
             finished = True
         finally:
-            if hasattr(self.peers.box, "links"):
-                self.peers.box.close()
+            self.node.close()
             self._notes()
-            status: Status = "degraded" if self.peers.box.degraded else "complete"
-            links = {str(peer): LinkBytes(**count) for peer, count in sorted(self.peers.box.bytes.items())}
-            self.writer.event(LinksClosed(links=links, missed=self.missed))
+            status: Status = "degraded" if self.node.journal.degraded else "complete"
+            self.writer.event(LinksClosed(links=self.node.link_bytes(), missed=self.missed))
             metrics = self.writer.close(status if finished else "partial")
         return Taken(metrics, self.writer.folder)
 
     def _begin(self) -> None:
         topology = self.setup.topology
-        if self.writer.events or self.archive.charts:
-            self.peers.box.degraded = True
-            self.writer.event(MemberChanged(agent=self.peers.me, state="restarted"))
+        if self.writer.events or self.history.commits:
+            self.node.journal.degraded = True
+            self.writer.event(MemberChanged(agent=self.node.agent, state="restarted"))
         started = self.writer.labels.started(
             edges=topology.edges,
             contraction=topology.contraction,
@@ -230,7 +193,7 @@ class _Part:
     def _train(self) -> None:
         """The loop, taken up again wherever the others are when they went on without us."""
         position: TaskPosition | None = None
-        while len(self.archive.charts) < len(self.setup.tasks):
+        while len(self.history.commits) < len(self.setup.tasks):
             try:
                 for event in train(self.setup, self._state(), position):
                     self._record(event)
@@ -239,65 +202,55 @@ class _Part:
                 position = self._rejoin()
 
     def _rejoin(self) -> TaskPosition | None:
-        self.peers.box.degraded = True
-        had = self.archive.ids
-        joined = returning.rejoin(self.peers, self._rounds)
+        before = self.history.ids
+        point = self.node.rejoin(self._rounds)
         self._notes()
-        if self.archive.ids != had:
-            self._keep()
+        if self.history.ids != before:
+            self.history.save(self.writer.folder / COMMITS)
             state = self._state()
             self.writer.state = state
             self._record(evaluate(self.setup, state, len(state.heads) - 1))
-        return self._middle(joined) if joined else None
+        return self._position(point) if point else None
 
-    def _rounds(self, task: int) -> tuple[int, int]:
+    def _rounds(self, task: int) -> Rounds:
         training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
-        return training, training + self.setup.topology.agree_rounds
+        return Rounds(training, training + self.setup.topology.agree_rounds)
 
-    def _middle(self, joined: Joined) -> TaskPosition:
-        row_D = joined.row_D.to(self.peers.device)
+    def _position(self, point: JoinPoint) -> TaskPosition:
+        row_D = point.row_D.to(self.device)
         if self.setup.train.momentum:
             row_D = torch.cat([row_D, torch.zeros_like(row_D)])
         carry = row_D.expand(self.setup.topology.agents, -1)
-        if joined.agreed:
+        if point.agreed:
             return TaskPosition(self.setup.train.epochs, carry, agreed=True)
-        steps = self.setup.tasks[self.peers.box.task].steps(self.setup.train.batch_size)
-        return TaskPosition(joined.step // steps, carry, joined.step % steps)
+        steps = self.setup.tasks[len(self.history.commits)].steps(self.setup.train.batch_size)
+        return TaskPosition(point.step // steps, carry, point.step % steps)
 
     def _state(self) -> State:
-        """From the charts alone: agents that hold the same ones hold the same state."""
+        """From the commits alone: agents that hold the same ones hold the same state."""
         state = self.first
-        for chart in self.archive.charts:
-            tensors = {name: value.to(self.peers.device) for name, value in chart.tensors.items()}
+        for commit in self.history.commits:
+            tensors = {name: value.to(self.device) for name, value in commit.tensors.items()}
             state = unpack(self.setup, state, tensors)._replace(norms=(*state.norms, {}))
         return state
 
     def _record(self, event: Event) -> None:
         self._notes()
         if isinstance(event, EpochEnded | Agreed):
-            missed, self.peers.missed = self.peers.missed, []
+            missed = self.node.journal.take_missed()
             self.missed += len(missed)
-            self.peers.box.degraded |= bool(missed)
             own = {"disagreement": event.consensus_error, "consensus_error": None, "missed": spans(missed)}
             self.writer.event(event.model_copy(update=own))
         else:
             self.writer.event(event)
         if isinstance(event, Flooded):
-            self._keep()
+            self.history.save(self.writer.folder / COMMITS)
         if self.on_event:
             self.on_event(event)
 
     def _notes(self) -> None:
-        notes = self.peers.box.notes
-        while notes:
-            note = notes.popleft()
-            self.peers.box.degraded |= note["state"] not in CLEAN
-            self.writer.event(MemberChanged(**note))
-
-    def _keep(self) -> None:
-        """The charts on disk, for a restart."""
-        for number, chart in enumerate(self.archive.charts, 1):
-            _write(chart, self.writer.folder / "charts" / f"{number}.safetensors")
+        for note in self.node.journal.take_notes():
+            self.writer.event(note)
 
 
 def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
@@ -312,9 +265,9 @@ def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]
     return dict(out)
 
 
-def _most(setup: Setup, start: State) -> int:
-    """Bytes that the tensors of a message can have: weights and heads, a method's memory of as many or of a basis."""
-    whole = sum(value.numel() for value in (*start.parameters.values(), *setup.heads[0].values()))
-    whole += max(sum(value.numel() for value in head.values()) for head in setup.heads)
+def _max_bytes(setup: Setup, start: State) -> int:
+    """What the tensors of a message can have: weights and heads, a method's memory of as many or of a basis."""
+    numbers = sum(value.numel() for value in (*start.parameters.values(), *setup.heads[0].values()))
+    numbers += max(sum(value.numel() for value in head.values()) for head in setup.heads)
     inputs = [(layer.groups, layer.shape[1:].numel() + 1) for layer in setup.roles.layers]
-    return 8 * (3 * whole + sum(groups * count * count for groups, count in inputs)) + (1 << 16)
+    return 8 * (3 * numbers + sum(groups * count * count for groups, count in inputs)) + (1 << 16)

@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 import re
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from codecl.errors import ConfigError
 
@@ -26,6 +27,16 @@ SHA256 = hashes.SHA256()
 PURPOSES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
+class Identity(NamedTuple):
+    """Who an agent is to the others. All PEM."""
+
+    agent: int
+    fleet: str
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+
 def name_of(fleet: str, agent: int) -> str:
     """The name in an agent's certificate. Law: agent_of(fleet, name_of(fleet, agent)) == agent."""
     return f"agent-{agent}.{fleet}.codecl"
@@ -33,8 +44,8 @@ def name_of(fleet: str, agent: int) -> str:
 
 def agent_of(fleet: str, name: str) -> int | None:
     """The agent of this fleet that has this name; None for any other name."""
-    found = re.fullmatch(rf"agent-(0|[1-9][0-9]{{0,8}})\.{re.escape(fleet)}\.codecl", name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf"agent-(0|[1-9][0-9]{{0,8}})\.{re.escape(fleet)}\.codecl", name)
+    return int(match[1]) if match else None
 
 
 def new_key() -> Key:
@@ -119,8 +130,8 @@ def holder(certificate: Certificate, fleet: str) -> int | None:
     except (x509.ExtensionNotFound, ValueError):
         return None
     subject = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    names = ([str(part.value) for part in subject], hosts.get_values_for_type(x509.DNSName))
-    as_subject, as_host = ({agent_of(fleet, name) for name in found} - {None} for found in names)
+    as_subject = {agent_of(fleet, str(attribute.value)) for attribute in subject} - {None}
+    as_host = {agent_of(fleet, name) for name in hosts.get_values_for_type(x509.DNSName)} - {None}
     return as_subject.pop() if as_subject == as_host and len(as_subject) == 1 else None
 
 

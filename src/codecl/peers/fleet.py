@@ -1,6 +1,6 @@
 """A fleet: agents as peers, each a process on a machine of its own. What all of them know (`fleet.yaml`: the config,
-places, certificates; nothing secret), what is one agent's own (`agent.yaml`, a key, a certificate), how both are made
-and checked."""
+addresses, certificates; nothing secret), what is one agent's own (`agent.yaml`, a key, a certificate), how both are
+made and checked."""
 
 import datetime
 import ipaddress
@@ -15,13 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from codecl.errors import ConfigError
 from codecl.exchange import topology as topologies
-from codecl.exchange.topology import Topology
 from codecl.peers import certificates
-from codecl.peers.certificates import Certificate, Key, holder, ip_of, issued
-from codecl.peers.certificates import agent_of as agent_of
-from codecl.peers.certificates import name_of as name_of
-from codecl.peers.certificates import sign as sign
-from codecl.peers.certificates import signed_by as signed_by
+from codecl.peers.certificates import Certificate, Identity, Key, holder, ip_of, issued, name_of
 from codecl.runs import config as configs
 from codecl.runs import yamlfile
 from codecl.runs.config import RunConfig
@@ -50,7 +45,7 @@ class PeersConfig(BaseModel):
         return silence
 
 
-class Place(BaseModel):
+class Address(BaseModel):
     """Where an agent is, and its certificate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,13 +62,13 @@ class Place(BaseModel):
         return host
 
     @property
-    def address(self) -> str:
+    def target(self) -> str:
         """HOST:PORT, as others dial it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Fleet(BaseModel):
-    """What all agents know. Checked whole: the digest, the number of places, every certificate."""
+    """What all agents know. Checked whole: the digest, the number of addresses, every certificate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -82,7 +77,7 @@ class Fleet(BaseModel):
     config: dict[str, Any] = Field(description="the RunConfig")
     digest: str = Field(description="of the config")
     peers: PeersConfig = PeersConfig()
-    places: tuple[Place, ...] = Field(description="by agent")
+    addresses: tuple[Address, ...] = Field(description="by agent")
     authority: str = Field(description="PEM: who signed the agents' certificates")
 
     def run_config(self) -> RunConfig:
@@ -96,12 +91,12 @@ class Fleet(BaseModel):
         config = self.run_config()
         if config.digest() != self.digest:
             raise ValueError(f"digest: {self.digest[:12]} is not that of the config as this codecl reads it; {ANEW}")
-        if len(self.places) != config.agents:
-            raise ValueError(f"places: there are {len(self.places)} for {config.agents} agents; {ANEW}")
+        if len(self.addresses) != config.agents:
+            raise ValueError(f"addresses: there are {len(self.addresses)} for {config.agents} agents; {ANEW}")
         authority = _certificate(self.authority, "authority")
-        for agent, place in enumerate(self.places):
-            field = f"places.{agent}.certificate"
-            certificate = _certificate(place.certificate, field)
+        for agent, address in enumerate(self.addresses):
+            field = f"addresses.{agent}.certificate"
+            certificate = _certificate(address.certificate, field)
             if not issued(certificate, authority):
                 raise ValueError(f"{field}: not signed by the fleet's authority; {ANEW}")
             if holder(certificate, self.name) != agent:
@@ -158,16 +153,6 @@ class AgentFile(BaseModel):
         return "".join(f"# {about}\n{yamlfile.dump(part)}" for about, part in parts)
 
 
-class Identity(NamedTuple):
-    """Who an agent is to the others. All PEM."""
-
-    agent: int
-    fleet: str
-    key: bytes
-    certificate: bytes
-    authority: bytes
-
-
 class Member(NamedTuple):
     """An agent with all that it has been given."""
 
@@ -179,11 +164,11 @@ class Member(NamedTuple):
     @property
     def listen(self) -> str:
         """HOST:PORT to listen on: a loopback host listens there alone, any other on every interface."""
-        place = self.fleet.places[self.settings.agent]
-        ip = ipaddress.ip_address("127.0.0.1") if place.host.lower() == "localhost" else ip_of(place.host)
+        address = self.fleet.addresses[self.settings.agent]
+        ip = ipaddress.ip_address("127.0.0.1") if address.host.lower() == "localhost" else ip_of(address.host)
         if ip is None or not ip.is_loopback:
             ip = ipaddress.ip_address("0.0.0.0" if ip is None or ip.version == 4 else "::")
-        return self.settings.listen or place.model_copy(update={"host": str(ip)}).address
+        return self.settings.listen or address.model_copy(update={"host": str(ip)}).target
 
 
 def address_of(text: str, where: str) -> tuple[str, int]:
@@ -195,11 +180,6 @@ def address_of(text: str, where: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def topology_of(fleet: Fleet) -> Topology:
-    config = fleet.run_config()
-    return topologies.build(config.topology, config.agents, config.seed)
-
-
 def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path) -> list[Path]:
     """Make a fleet's files: `fleet.yaml`, `authority/`, and for each agent a folder with all that its machine needs.
 
@@ -209,18 +189,19 @@ def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersCo
     _check_folder(folder)
     name, authority_key = secrets.token_hex(6), certificates.new_key()
     authority = certificates.of_authority(name, authority_key)
-    places, keys = [], []
+    known, keys = [], []
     for agent, (host, port) in enumerate(addresses):
-        place = yamlfile.checked(Place, {"host": host, "port": port, "certificate": ""}, f"address of agent {agent}")
+        fields = {"host": host, "port": port, "certificate": ""}
+        address = yamlfile.checked(Address, fields, f"address of agent {agent}")
         keys.append(certificates.new_key())
         certificate = certificates.of_agent(name_of(name, agent), host, keys[-1], authority, authority_key)
-        places.append(place.model_copy(update={"certificate": certificates.pem(certificate).decode()}))
+        known.append(address.model_copy(update={"certificate": certificates.pem(certificate).decode()}))
     fleet = Fleet(
         name=name,
         config=config.model_dump(mode="json"),
         digest=config.digest(),
         peers=peers,
-        places=tuple(places),
+        addresses=tuple(known),
         authority=certificates.pem(authority).decode(),
     )
     try:
@@ -249,9 +230,9 @@ def _write(fleet: Fleet, folder: Path, authority: Key, keys: Sequence[Key]) -> l
     folder.mkdir(parents=True, exist_ok=True)
     _own(folder / "authority", authority, fleet.authority)
     text, made = fleet.dump(), []
-    for agent, (key, place) in enumerate(zip(keys, fleet.places, strict=True)):
+    for agent, (key, address) in enumerate(zip(keys, fleet.addresses, strict=True)):
         own = folder / f"agent-{agent}"
-        _own(own, key, place.certificate)
+        _own(own, key, address.certificate)
         (own / "fleet.yaml").write_text(text, encoding="utf-8")
         made.append(own / "agent.yaml")
         made[-1].write_text(AgentFile(agent=agent).dump(), encoding="utf-8")
@@ -272,8 +253,8 @@ def read(path: Path) -> Member:
     settings = yamlfile.read(AgentFile, path, AGAIN)
     at_fleet = path.parent / settings.fleet
     fleet = yamlfile.read(Fleet, at_fleet, AGAIN)
-    if settings.agent >= len(fleet.places):
-        allowed = f"{at_fleet} has agents 0 to {len(fleet.places) - 1}"
+    if settings.agent >= len(fleet.addresses):
+        allowed = f"{at_fleet} has agents 0 to {len(fleet.addresses) - 1}"
         raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {allowed}")
     return Member(fleet, _identity(fleet, settings, path), settings, path.parent)
 
@@ -286,18 +267,18 @@ def _identity(fleet: Fleet, settings: AgentFile, path: Path) -> Identity:
         certificate = certificates.load(pem)
     except ValueError:
         raise ConfigError(f"{at}: is not a certificate; {AGAIN}") from None
-    found = holder(certificate, fleet.name)
-    if found is None:
+    named = holder(certificate, fleet.name)
+    if named is None:
         raise ConfigError(f"{at}: is not a certificate of fleet {fleet.name}; {AGAIN}")
-    if found != agent:
-        raise ConfigError(f"{at}: is of agent {found}, but {path} says agent {agent}; {AGAIN}")
-    if certificate != certificates.load(fleet.places[agent].certificate):
+    if named != agent:
+        raise ConfigError(f"{at}: is of agent {named}, but {path} says agent {agent}; {AGAIN}")
+    if certificate != certificates.load(fleet.addresses[agent].certificate):
         raise ConfigError(f"{at}: is not the certificate of agent {agent} in {settings.fleet}; {AGAIN}")
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not first <= datetime.datetime.now(datetime.UTC) <= last:
         raise ConfigError(f"{at}: is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; set the clock right, or {ANEW}")
     try:
-        fits = signed_by(pem, b"codecl", sign(key, b"codecl"))
+        fits = certificates.signed_by(pem, b"codecl", certificates.sign(key, b"codecl"))
     except (ValueError, TypeError):
         raise ConfigError(f"{at_key}: is not a key that can be read; {AGAIN}") from None
     if not fits:

@@ -1,24 +1,81 @@
-"""What each task left, signed by the agent that grew it: a relay can hand it on but not alter it, and whoever was away
+"""What each task left, signed by the agent that grew it: a relay can pass it on but not alter it, and whoever was away
 gets it from any neighbour.
 
-A manifest names every tensor of a flood with its digest, so that finished heads can be handed on without the rest.
+A manifest names every tensor of a flood with its digest, so that finished heads can be passed on without the rest.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from codecl.exchange.base import digest
+from codecl.files import replacing
+from codecl.peers import decisions
+from codecl.peers.decisions import Claim
 from codecl.peers.frames import BadFrame
 
 Sign = Callable[[bytes], bytes]
 Check = Callable[[int, bytes, bytes], bool]  # agent, what it should have signed, signature
 
 
-class Chart(NamedTuple):
+class NodeIdentity(NamedTuple):
+    """Who we are in the fleet, how we prove it, and how we check what others signed."""
+
+    agent: int
+    fleet: str
+    sign: Sign
+    check: Check
+
+
+FIELDS = ("fleet", "task", "grower", "part", "before", "tensors")  # as they travel
+
+
+class Manifest(NamedTuple):
+    """What a commit's grower signed."""
+
+    fleet: str
+    task: int
+    grower: int
+    living: list[int]  # agents, as the grower saw it
+    before: str  # the id of the commit that this one follows, in hex
+    digests: dict[str, str]  # of each tensor
+
+    def encode(self) -> bytes:
+        return json.dumps(dict(zip(FIELDS, self, strict=True)), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Manifest":
+        fields = json.loads(data)
+        return cls(*(fields[name] for name in FIELDS))
+
+    def fits(self, fleet: str, agents: int) -> bool:
+        """Whether all is of the right type, and of this fleet."""
+        living = self.living
+        return (
+            self.fleet == fleet
+            and _is_number(self.task, 1 << 32)
+            and _is_number(self.grower, agents)
+            and isinstance(self.digests, dict)
+            and isinstance(self.before, str)
+            and bool(living)
+            and all(_is_number(agent, agents) for agent in living)
+            and len({*living}) == len(living)
+        )
+
+
+def _is_number(value: Any, below: int) -> bool:
+    return isinstance(value, int) and 0 <= value < below
+
+
+class Commit(NamedTuple):
     """A task's flood: the manifest, its grower's signature, and tensors (all of them, or the finished head's)."""
 
     manifest: bytes
@@ -30,127 +87,136 @@ class Chart(NamedTuple):
         return hashlib.sha256(self.manifest).digest()
 
     @property
-    def facts(self) -> dict[str, Any]:
-        out: dict[str, Any] = json.loads(self.manifest)
-        return out
+    def facts(self) -> Manifest:
+        return Manifest.decode(self.manifest)
 
     @property
-    def whole(self) -> bool:
-        return len(self.tensors) == len(self.facts["tensors"])
+    def claim(self) -> Claim:
+        facts = self.facts
+        return Claim(facts.living, facts.grower, self.id)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.tensors) == len(self.facts.digests)
 
 
-def make(
-    fleet: str, task: int, grower: int, part: Sequence[int], before: bytes, tensors: Mapping[str, Tensor], sign: Sign
-) -> Chart:
-    """`part`: the agents that live, as the grower sees it; `before`: the chart that this one follows."""
-    facts = {
-        "fleet": fleet,
-        "task": task,
-        "grower": grower,
-        "part": sorted(part),
-        "before": before.hex(),
-        "tensors": {name: digest({name: value}) for name, value in tensors.items()},
-    }
-    manifest = json.dumps(facts, sort_keys=True).encode()
-    return Chart(manifest, sign(manifest), dict(tensors))
+def sign_commit(
+    identity: NodeIdentity, task: int, living: Sequence[int], before: bytes, tensors: Mapping[str, Tensor]
+) -> Commit:
+    """What this agent grew in a task, after the commit `before`, while these agents lived."""
+    digests = {name: digest({name: value}) for name, value in tensors.items()}
+    manifest = Manifest(identity.fleet, task, identity.agent, sorted(living), before.hex(), digests).encode()
+    return Commit(manifest, identity.sign(manifest), dict(tensors))
 
 
-def checked(chart: Chart, fleet: str, agents: int, check: Check) -> Chart:
-    """The chart, if it is of this fleet, signed by its grower, and its tensors are those that the manifest names."""
+def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
+    """The commit, if it is of this fleet, signed by its grower, and its tensors are those that the manifest names."""
     try:
-        facts = chart.facts
-        task, grower, part, named = facts["task"], facts["grower"], facts["part"], facts["tensors"]
-        fits = facts["fleet"] == fleet and _number(task, 1 << 32) and _number(grower, agents)
-        fits = fits and isinstance(named, dict) and isinstance(facts["before"], str)
-        fits = fits and bool(part) and all(_number(agent, agents) for agent in part) and len({*part}) == len(part)
+        facts = commit.facts
+        fits = facts.fits(fleet, agents)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadFrame(f"a chart whose manifest cannot be read ({error})") from error
+        raise BadFrame(f"a commit whose manifest cannot be read ({error})") from error
     if not fits:
-        raise BadFrame("a chart whose manifest does not fit this fleet")
-    if not check(grower, chart.manifest, chart.signature):
-        raise BadFrame(f"a chart of task {task + 1} without the signature of agent {grower}, who should have grown it")
-    for name, value in chart.tensors.items():
-        if named.get(name) != digest({name: value}):
-            raise BadFrame(f"a chart of task {task + 1} whose tensor {name[:80]!r} is not what agent {grower} signed")
-    return chart
+        raise BadFrame("a commit whose manifest does not fit this fleet")
+    title, grower = f"a commit of task {facts.task + 1}", facts.grower
+    if not check(grower, commit.manifest, commit.signature):
+        raise BadFrame(f"{title} without the signature of agent {grower}, who should have grown it")
+    for name, value in commit.tensors.items():
+        if facts.digests.get(name) != digest({name: value}):
+            raise BadFrame(f"{title} whose tensor {name[:80]!r} is not what agent {grower} signed")
+    return commit
 
 
-def _number(value: Any, below: int) -> bool:
-    return isinstance(value, int) and 0 <= value < below
+def best(commits: Iterable[Commit]) -> Commit | None:
+    """The one that stands, of commits of one task."""
+    return min(commits, key=lambda commit: decisions.rank(commit.claim), default=None)
 
 
-def preferred(ours: Chart, theirs: Chart) -> bool:
-    """Whether theirs stands, of two charts of one task: the larger part's; of equal parts the one with the lowest
-    agent. Everyone decides alike."""
-
-    def place(chart: Chart) -> tuple[Any, ...]:
-        part = chart.facts["part"]
-        return -len(part), min(part), chart.facts["grower"], chart.id
-
-    return place(theirs) < place(ours)
-
-
-class Archive:
-    """The charts of all tasks so far, each following the one before. All of the newest is kept, of others the `kept`
+class History:
+    """The commits of all tasks so far, each following the one before. All of the newest is kept, of others the `kept`
     tensors (finished heads)."""
 
     def __init__(self, start: bytes, kept: Collection[str]) -> None:
-        self.start, self.kept, self.charts = start, frozenset(kept), list[Chart]()
+        self.start, self.kept, self.commits = start, frozenset(kept), list[Commit]()
 
     @property
     def ids(self) -> list[bytes]:
         """Law: one more than tasks that are finished; agents with equal ids hold equal states."""
-        return [self.start, *(chart.id for chart in self.charts)]
+        return [self.start, *(commit.id for commit in self.commits)]
 
-    def lacks(self, ids: Sequence[bytes]) -> list[Chart]:
-        """The charts that one with these ids does not have."""
-        return [chart for chart, before in zip(self.charts, self._after(ids), strict=True) if not before]
+    @property
+    def newest_id(self) -> bytes:
+        return self.commits[-1].id if self.commits else self.start
 
-    def _after(self, ids: Sequence[bytes]) -> list[bool]:
-        same, out = True, []
-        for number, chart in enumerate(self.charts, 1):
-            same = same and number < len(ids) and ids[number] == chart.id
-            out.append(same)
-        return out
+    def lacking(self, ids: Sequence[bytes]) -> list[Commit]:
+        """The commits that one with these ids does not have."""
+        return self.commits[max(0, decisions.common_length(self.ids, ids) - 1) :]
 
-    def follows(self, chart: Chart) -> bool:
+    def follows(self, commit: Commit) -> bool:
         """Whether it is the next task's."""
-        facts = chart.facts
-        return bool(facts["task"] == len(self.charts) and facts["before"] == self.ids[-1].hex())
+        facts = commit.facts
+        return facts.task == len(self.commits) and facts.before == self.newest_id.hex()
 
-    def rivals(self, chart: Chart) -> bool:
+    def is_replaced_by(self, commit: Commit) -> bool:
         """Whether it stands in the place of one of ours."""
-        facts, task = chart.facts, chart.facts["task"]
-        if task >= len(self.charts) or facts["before"] != self.ids[task].hex() or self.charts[task].id == chart.id:
+        facts = commit.facts
+        if facts.task >= len(self.commits) or facts.before != self.ids[facts.task].hex():
             return False
-        return preferred(self.charts[task], chart)
+        return decisions.rank(commit.claim) < decisions.rank(self.commits[facts.task].claim)
 
-    def completes(self, chart: Chart) -> bool:
-        """Whether we hold a part of it, as our newest."""
-        return bool(self.charts) and self.charts[-1].id == chart.id and chart.whole and not self.whole
+    def is_completed_by(self, commit: Commit) -> bool:
+        """Whether we hold some of it, as our newest."""
+        return not self.is_complete and self.commits[-1].id == commit.id and commit.is_complete
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the newest is all there: a state can be made from it."""
-        return not self.charts or self.charts[-1].whole
+        return not self.commits or self.commits[-1].is_complete
 
     @property
-    def asked(self) -> list[bytes]:
+    def held(self) -> list[bytes]:
         """The ids of what need not be sent to us."""
-        return self.ids if self.whole else self.ids[:-1]
+        return self.ids if self.is_complete else self.ids[:-1]
 
-    def take(self, chart: Chart) -> int | None:
-        """Add a chart. Gives the number of charts that it replaces (0: it is new), or None where it is not taken: it is
-        known, less preferred, or does not follow one that we have."""
-        if self.completes(chart):
-            self.charts[-1] = chart
+    def accepts(self, commit: Commit) -> bool:
+        return self.follows(commit) or self.is_replaced_by(commit) or self.is_completed_by(commit)
+
+    def take(self, commit: Commit) -> int | None:
+        """Add a commit. Gives the number of commits that it replaces (0: it is new), or None where it is not taken: it
+        is known, another stands, or it does not follow one that we have."""
+        if self.is_completed_by(commit):
+            self.commits[-1] = commit
             return 0
-        if not self.follows(chart) and not self.rivals(chart):
+        if not self.accepts(commit):
             return None
-        task = chart.facts["task"]
-        replaced = len(self.charts) - task
-        self.charts = [self._slim(old) for old in self.charts[:task]] + [chart]
+        task = commit.facts.task
+        replaced = len(self.commits) - task
+        self.commits = [self._slim(old) for old in self.commits[:task]] + [commit]
         return replaced
 
-    def _slim(self, chart: Chart) -> Chart:
-        return chart._replace(tensors={name: value for name, value in chart.tensors.items() if name in self.kept})
+    def _slim(self, commit: Commit) -> Commit:
+        return commit._replace(tensors={name: value for name, value in commit.tensors.items() if name in self.kept})
+
+    def save(self, folder: Path) -> None:
+        """A file a task, for a restart."""
+        for number, commit in enumerate(self.commits, 1):
+            metadata = {"manifest": commit.manifest.decode(), "signature": commit.signature.hex()}
+            with replacing(folder / f"{number}.safetensors") as unfinished:
+                save_file(dict(commit.tensors), unfinished, metadata)
+
+    def load(self, folder: Path, fleet: str, agents: int, check: Check) -> None:
+        """Take up what was saved, checked like what arrives, as far as a state can be made from it."""
+        with suppress(OSError, SafetensorError, KeyError, ValueError, BadFrame):
+            for number in count(1):
+                commit = checked(_read(folder / f"{number}.safetensors"), fleet, agents, check)
+                if self.take(commit) is None:
+                    break
+        while not self.is_complete:
+            self.commits.pop()
+
+
+def _read(path: Path) -> Commit:
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return Commit(metadata["manifest"].encode(), bytes.fromhex(metadata["signature"]), tensors)

@@ -8,14 +8,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc
 
-from codecl.peers.frames import BadFrame
-from codecl.peers.log import RateLimitedLog
+from codecl.errors import ConfigError
+from codecl.peers.certificates import Identity, agent_of, name_of
+from codecl.peers.frames import BadFrame, tensor_bytes
 
 log = logging.getLogger("codecl.peers")
 SERVICE, METHOD = "codecl.Peers", "Link"
@@ -23,41 +25,69 @@ RETRY_S, MAX_RETRY_S = 0.1, 2.0
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
 MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
+QUIET_S = 5.0  # between two lines of the log about one thing
 
 
-class Keys(NamedTuple):
-    """What this agent proves itself with, all PEM; and how certificates call agents."""
+class RateLimitedLog:
+    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
 
-    key: bytes
-    certificate: bytes
-    authority: bytes
-    name_of: Callable[[int], str]
-    agent_of: Callable[[str], int | None]
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._logged, self._lock = log, dict[Hashable, float](), threading.Lock()
+
+    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._logged = {known: when for known, when in self._logged.items() if now - when < QUIET_S}
+            if topic in self._logged:
+                return
+            self._logged[topic] = now
+        self._log.log(level, line, *about)
 
 
-class Listener(NamedTuple):
-    """Whom links tell what happens; called from threads of their own."""
+class Listener(Protocol):
+    """Who is told what happens on links, from threads of their own."""
 
-    heard: Callable[[int, bytes], None]  # a frame of this agent; BadFrame closes the link
-    changed: Callable[[int, bool, str], None]  # a link is up or down, and why
-    admits: Callable[[int], bool]  # whether this agent may be a neighbour now
+    def receive(self, peer: int, data: bytes) -> None:
+        """A frame of this agent; BadFrame closes the link."""
+        ...
+
+    def link_changed(self, peer: int, up: bool, why: str) -> None:
+        """A link is up or down, and why."""
+        ...
+
+    def admits(self, peer: int) -> bool:
+        """Whether this agent may be a neighbour now."""
+        ...
+
+
+@dataclass
+class LinkCounter:
+    """Bytes of tensors to and from a neighbour, and of all else in their frames."""
+
+    sent: int = 0
+    received: int = 0
+    headers_sent: int = 0
+    headers_received: int = 0
 
 
 class Link:
     """One way out to a neighbour: frames wait here until gRPC takes them."""
 
-    def __init__(self, peer: int, most: int) -> None:
-        self.peer, self.most, self.open, self.why = peer, most, True, ""
+    def __init__(self, peer: int, max_rows: int, counter: LinkCounter) -> None:
+        self.peer, self.max_rows, self.counter = peer, max_rows, counter
+        self.open, self.why = True, ""
         self._out: deque[tuple[bytes, bool]] = deque()
         self._changed = threading.Condition()
         self.cancel: Callable[[], Any] = lambda: None  # ends what waits for a neighbour that takes nothing
 
-    def put(self, data: bytes, may_drop: bool) -> None:
+    def put(self, data: bytes, may_drop: bool = False) -> None:
         """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
         with self._changed:
+            self.counter.sent += tensor_bytes(data)
+            self.counter.headers_sent += len(data) - tensor_bytes(data)
             self._out.append((data, may_drop))
             waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
-            if len(waiting) > self.most:
+            if len(waiting) > self.max_rows:
                 del self._out[waiting[0]]
             full = len(self._out) > MAX_WAITING
             self._changed.notify()
@@ -94,17 +124,25 @@ class Links:
     """The connections of one agent."""
 
     def __init__(
-        self, me: int, keys: Keys, places: Mapping[int, str], listen: str, listener: Listener, most: int, ahead: int
+        self,
+        identity: Identity,
+        addresses: Mapping[int, str],
+        listen: str,
+        listener: Listener,
+        max_bytes: int,
+        max_rows: int,
     ) -> None:
-        self.me, self.keys, self.places, self.listener, self.ahead = me, keys, places, listener, ahead
+        self.me, self.identity, self.addresses = identity.agent, identity, addresses
+        self.listener, self.max_rows = listener, max_rows
+        self.counters: dict[int, LinkCounter] = {}  # by neighbour, over all links to it
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
-        self._say = RateLimitedLog(log)
+        self._log = RateLimitedLog(log)
         self._not_before: dict[int, float] = {}  # who may dial us again, and when
         self._options = [
-            ("grpc.max_receive_message_length", most + GRPC_SLACK),
+            ("grpc.max_receive_message_length", max_bytes + GRPC_SLACK),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
@@ -115,22 +153,20 @@ class Links:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.so_reuseport", 0),
         ]
-        self._workers = ThreadPoolExecutor(len(places) + 4, thread_name_prefix="served")
-        self._server = self._serving(listen)
+        self._workers = ThreadPoolExecutor(len(addresses) + 4, thread_name_prefix="served")
+        self._server = self._serve(listen)
 
-    def _serving(self, listen: str) -> Any:
+    def _serve(self, listen: str) -> Any:
         server = grpc.server(self._workers, options=self._options)
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
-        pair = [(self.keys.key, self.keys.certificate)]
-        credentials = grpc.ssl_server_credentials(pair, self.keys.authority, require_client_auth=True)
+        pair = [(self.identity.key, self.identity.certificate)]
+        credentials = grpc.ssl_server_credentials(pair, self.identity.authority, require_client_auth=True)
         try:
             bound = server.add_secure_port(listen, credentials)
         except RuntimeError:
             bound = 0
         if not bound:
-            from codecl.errors import ConfigError
-
             raise ConfigError(f"listen: {listen} cannot be listened on; is another agent running there?")
         server.start()
         return server
@@ -140,21 +176,13 @@ class Links:
         with self._lock:
             return {peer for peer, link in self._links.items() if link.open}
 
-    def send(self, peer: int, data: bytes, may_drop: bool = False) -> bool:
-        """Whether there is a link to take it."""
+    def link_to(self, peer: int) -> Link | None:
+        """The open link to this agent, if there is one."""
         with self._lock:
             link = self._links.get(peer)
-        if link is None or not link.open:
-            return False
-        link.put(data, may_drop)
-        return True
+        return link if link and link.open else None
 
-    def waiting(self, peer: int) -> int:
-        with self._lock:
-            link = self._links.get(peer)
-        return link.waiting if link else 0
-
-    def want(self, peers: set[int]) -> None:
+    def connect_only(self, peers: set[int]) -> None:
         """Hold links to these agents and to nobody else."""
         ours = {peer for peer in peers if self.me < peer}
         for peer in ours - set(self._dialled):
@@ -163,13 +191,8 @@ class Links:
         for peer in set(self._dialled) - ours:
             self._dialled.pop(peer).set()
         for peer in self.up - peers:
-            self.drop(peer, "no longer a neighbour")
-
-    def drop(self, peer: int, why: str) -> None:
-        with self._lock:
-            link = self._links.get(peer)
-        if link:
-            link.close(why)
+            if link := self.link_to(peer):
+                link.close("no longer a neighbour")
 
     def close(self) -> None:
         """What is on its way out still leaves."""
@@ -189,14 +212,16 @@ class Links:
             thread.join(JOIN_S)
 
     def _dial(self, peer: int, stop: threading.Event) -> None:
-        name = self.keys.name_of(peer)
-        credentials = grpc.ssl_channel_credentials(self.keys.authority, self.keys.key, self.keys.certificate)
+        name = name_of(self.identity.fleet, peer)
+        credentials = grpc.ssl_channel_credentials(
+            self.identity.authority, self.identity.key, self.identity.certificate
+        )
         options = [*self._options, ("grpc.ssl_target_name_override", name)]
-        pause, said = RETRY_S, ""
-        with grpc.secure_channel(self.places[peer], credentials, options) as channel:
+        pause, logged = RETRY_S, ""
+        with grpc.secure_channel(self.addresses[peer], credentials, options) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             while not stop.is_set():
-                link, began = Link(peer, self.ahead), time.monotonic()
+                link, began = self._new_link(peer), time.monotonic()
                 stream = call(link.frames())
                 link.cancel = stream.cancel
                 self._dialling[threading.current_thread()] = link
@@ -204,32 +229,35 @@ class Links:
                 stream.cancel()
                 if stop.is_set():
                     break
-                if why != said:
-                    about = peer, self.places[peer], why
-                    self._say(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
+                if why != logged:
+                    line = "agent %d at %s: no link (%s)"
+                    self._log(logging.INFO, (peer, "no link"), line, peer, self.addresses[peer], why)
                 pause = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(1.5 * pause, MAX_RETRY_S)
-                said = why
+                logged = why
                 stop.wait(pause)
         self._dialling.pop(threading.current_thread(), None)
 
     def _answer(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A neighbour has dialled us."""
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
-        peer = self.keys.agent_of(names[0]) if names else None
+        peer = agent_of(self.identity.fleet, names[0]) if names else None
         if peer is None or peer >= self.me or not self.listener.admits(peer):
             who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
             line = "refused: %s from %s is no neighbour that dials agent %d"
-            self._say(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
+            self._log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
             return
         if not self._admitted(peer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
             return
-        link = Link(peer, self.ahead)
+        link = self._new_link(peer)
         link.cancel = context.cancel
         context.add_callback(link.close)
         threading.Thread(target=self._read, args=(link, frames), name=f"read-{peer}", daemon=True).start()
         yield from link.frames()
+
+    def _new_link(self, peer: int) -> Link:
+        return Link(peer, self.max_rows, self.counters.setdefault(peer, LinkCounter()))
 
     def _admitted(self, peer: int) -> bool:
         """Whoever dials over and over, or sent what does not fit, has to wait."""
@@ -247,19 +275,21 @@ class Links:
             self._up(link)
         try:
             if on_first:  # the server's first frame shows that it took us
-                link.put(b"", False)
+                link.put(b"")
             for data in frames:
                 if not known:
                     known = True
                     self._up(link)
                 if data:
-                    self.listener.heard(link.peer, data)
+                    link.counter.received += tensor_bytes(data)
+                    link.counter.headers_received += len(data) - tensor_bytes(data)
+                    self.listener.receive(link.peer, data)
                 if not link.open:
                     break
             link.close("it closed the link")
         except BadFrame as error:
             line = "refused: a frame of agent %d (%s); its link is closed"
-            self._say(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
+            self._log(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
             with self._lock:
                 self._not_before[link.peer] = time.monotonic() + MAX_RETRY_S
             link.close(f"a frame that does not fit: {error}")
@@ -280,8 +310,8 @@ class Links:
             self._links[link.peer] = link
         if before:
             before.close("it dialled again")
-        link.put(b"", False)  # so that the other side knows
-        self.listener.changed(link.peer, True, "")
+        link.put(b"")  # so that the other side knows
+        self.listener.link_changed(link.peer, True, "")
 
     def _down(self, link: Link) -> None:
         with self._lock:
@@ -289,4 +319,4 @@ class Links:
             if current:
                 del self._links[link.peer]
         if current:
-            self.listener.changed(link.peer, False, link.why)
+            self.listener.link_changed(link.peer, False, link.why)

@@ -79,9 +79,9 @@ def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> 
     if known is None or known.digest != config.digest():
         shutil.rmtree(folder, ignore_errors=True)
         return fleet.init(config, addresses, rules, folder)
-    pairs = zip(known.places, addresses, strict=True)
-    places = tuple(place.model_copy(update={"port": port}) for place, (_, port) in pairs)
-    text = known.model_copy(update={"places": places, "peers": rules}).dump()
+    pairs = zip(known.addresses, addresses, strict=True)
+    moved = tuple(address.model_copy(update={"port": port}) for address, (_, port) in pairs)
+    text = known.model_copy(update={"addresses": moved, "peers": rules}).dump()
     for file in files:
         write_text(file.parent / "fleet.yaml", text)
     return files
@@ -89,14 +89,14 @@ def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> 
 
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that are free, and that no outgoing connection is given by chance before they are used."""
-    found: list[int] = []
+    free: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as trial, suppress(OSError):
             trial.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
+            free.append(port)
+        if len(free) == count:
             break
-    return found
+    return free
 
 
 @contextmanager

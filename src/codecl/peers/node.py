@@ -1,296 +1,460 @@
-"""What one peer knows of the others, kept up to date by the threads that read its links: rows that wait for their step,
-charts, sums, where each neighbour is, and who lives.
+"""One peer among its neighbours: where it is, what they sent and said, who is waited for. The training thread calls its
+verbs, the threads that read its links hand in frames; each verb takes the lock itself.
 
-Everything here is guarded by `changed`, on which the training thread waits.
+Shapes: D numbers of a row of coordinates.
 """
 
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from codecl.exchange.base import Tensors
+from codecl.exchange.base import Tensors, Traffic
 from codecl.exchange.topology import Topology
-from codecl.peers import frames
-from codecl.peers import history as charts
-from codecl.peers.frames import BadFrame, Frame, Kind
-from codecl.peers.history import Archive, Chart
+from codecl.peers import decisions, frames
+from codecl.peers import history as histories
+from codecl.peers.decisions import JoinPoint, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
+from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
+from codecl.peers.history import Commit, History, NodeIdentity
+from codecl.peers.inbox import Inbox, SumKey
+from codecl.peers.journal import Journal
 from codecl.peers.links import JOIN_S, Links
-from codecl.peers.log import RateLimitedLog
-from codecl.peers.membership import Members, Rules, Self
+from codecl.peers.membership import Membership
 from codecl.peers.neighbours import Neighbours
+from codecl.peers.outbox import Outbox
+from codecl.train.events import LinkBytes
 
-log = logging.getLogger("codecl.peers")
-MAX_CHARTS, MAX_SUMS, MAX_NOTES = 16, 32, 4096  # that wait to be looked at; sums by neighbour
+TICK_S = 0.1
 LATE_S = 0.05  # between two answers to one neighbour that it is late
-WANT_S = 0.5
+REQUEST_S = 0.5  # between two requests for commits
+BEAT_STEPS = 4  # between signs to those whom we hear and who do not hear us
 
 
-class Where(NamedTuple):
-    """Where a neighbour said it was."""
-
-    task: int
-    step: int
-    chart: bytes
-    busy: bool
-    heard: float  # when
+class OutOfSync(Exception):
+    """The others went on without us, or another commit than ours stands: rejoin."""
 
 
-class Row(NamedTuple):
-    """A neighbour's coordinates of a step."""
+class GossipRound(NamedTuple):
+    """A gossip round on its way."""
 
+    node: "Node"
     row_D: Tensor
-    hears: bool  # whether it counts us in
-    chart: bytes
+    weights: Mapping[int, float]
+    pairs: Mapping[int, bool]  # neighbours whose link goes both ways -> whether we told them that we hear them
+
+    def wait(self) -> Tensor:
+        """The weighted sum [1, D]; the weight of whoever is not heard goes to ourselves."""
+        node, row_D = self.node, self.row_D
+        with node._changed:
+            node._await_rows(self.weights)
+            commit, size = node.history.newest_id, len(row_D)
+            rows = {peer: node.inbox.rows[peer].pop(node.position, None) for peer in self.weights}
+            heard = {
+                peer: row.row_D.to(row_D)
+                for peer, row in rows.items()
+                if row and decisions.is_usable(row, commit, size, self.pairs.get(peer))
+            }
+            node.journal.miss(node.position.step, [peer for peer in self.weights if peer not in heard])
+            node._move_to(node.position._replace(step=node.position.step + 1))
+        mixed_D = (1 - sum(self.weights[peer] for peer in heard)) * row_D
+        for peer, other_D in heard.items():
+            mixed_D = mixed_D.add(other_D, alpha=self.weights[peer])
+        node.spread = sum(float((row_D - other_D).square().sum()) for other_D in heard.values()) / max(1, len(heard))
+        return mixed_D[None]
 
 
-class Mailbox:
+class Node:
     """Law: what does not fit is refused before it is kept; what is kept is bounded."""
 
-    def __init__(self, topology: Topology, me: Self, rules: Rules) -> None:
-        self.me, self.rules, self.neighbours = me, rules, Neighbours(topology, me.agent)
-        agents = topology.agents
-        self.changed = threading.Condition(threading.RLock())
-        self.task, self.step, self.busy = 0, 0, True
-        self.rows: dict[int, dict[tuple[int, int], Row]] = {agent: {} for agent in range(agents)}
-        self.where: dict[int, Where] = {}
-        self.arrived: list[Chart] = []
-        self.sums: dict[tuple[int, int, int, int], Tensors] = {}  # task, root, number, child
-        self.late: tuple[int, int] | None = None  # where a hearer was that we came too late for
-        self.live: dict[int, tuple[int, int]] = {}  # neighbours that are waited for, each from this step on
-        self.passed: set[int] = set()  # who stands still: we no longer wait for them to keep up
+    def __init__(self, topology: Topology, identity: NodeIdentity, timeouts: Timeouts) -> None:
+        agents, self.agent = topology.agents, identity.agent
+        self.identity, self.timeouts, self.traffic, self.journal = identity, timeouts, Traffic(), Journal()
+        self.neighbours = Neighbours(topology, self.agent)
+        self.membership = Membership(agents, self.agent, timeouts.silence if timeouts.deadline else float("inf"))
+        self.max_ahead = 2 * agents + 8  # steps between the first and the last: what a ring needs with nothing lost
+        self.inbox = Inbox(agents, max_rows=2 * self.max_ahead)
+        self.position = Position(0, 0)
+        self.row_size = 0  # of this task, where it is known
+        self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
-        self.degraded = False  # whether anybody, as far as we know, missed anything
-        self.members = Members(agents, me.agent, rules.silence if rules.deadline else float("inf"))
-        self.notes: deque[dict[str, Any]] = deque(maxlen=MAX_NOTES)  # for the record: changes in membership
-        self.bytes: dict[int, dict[str, int]] = {}  # by neighbour: sent, received, and their headers
-        self.ahead = 2 * agents + 8  # steps between the first and the last: as many as a ring needs with nothing lost
-        self._say = RateLimitedLog(log)
+        self.spread = 0.0  # mean squared distance to the neighbours heard in the last round
+        self.status: dict[int, PeerStatus] = {}
+        self.live: dict[int, Position] = {}  # neighbours that are waited for, each from this step on
+        self.passed: set[int] = set()  # who stands still: we no longer wait for them to keep up
+        self.late: Position | None = None  # where a hearer was that we came too late for
+        self._announced: Position | None = None  # the step whose row left when we joined
+        self._last_row: bytes | None = None
+        self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by task and root
+        self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
-        self._told: dict[tuple[int, Kind], float] = {}
-        self._last: bytes | None = None
-        self.size, self.most = 0, 0
+        self._heartbeat = threading.Thread(target=self._beat_regularly, name="beats", daemon=True)
 
-    def open(self, archive: Archive, tasks: int, most: int, connect: Callable[["Mailbox"], Links]) -> None:
-        """`most`: bytes of tensors that any message may have."""
-        self.archive, self.tasks, self.most = archive, tasks, most
-        self.task = len(archive.charts)
+    def open(self, history: History, tasks: int, max_bytes: int, connect: Callable[["Node"], Links]) -> None:
+        """`max_bytes`: of tensors that any message may have."""
+        self.history, self.tasks, self.max_bytes = history, tasks, max_bytes
+        self.position = self.position._replace(task=len(history.commits))
         self.links = connect(self)
-        self.links.want(self.neighbours.all)
-        self._beats = threading.Thread(target=self._beating, name="beats", daemon=True)
-        self._beats.start()
+        self.outbox = Outbox(self.links, self._header)
+        self.links.connect_only(self.neighbours.all)
+        self._heartbeat.start()
 
     def close(self) -> None:
         self._closing.set()
-        self.links.close()
-        self._beats.join(JOIN_S)
+        if self._heartbeat.ident is not None:  # it was opened
+            self.links.close()
+            self._heartbeat.join(JOIN_S)
 
-    @property
-    def at(self) -> tuple[int, int]:
-        return self.task, self.step
+    def link_bytes(self) -> dict[str, LinkBytes]:
+        """By neighbour that anything went to or came from."""
+        counters = sorted(self.links.counters.items()) if self._heartbeat.ident is not None else []
+        return {str(peer): LinkBytes(**vars(counter)) for peer, counter in counters if any(vars(counter).values())}
 
-    @property
-    def over(self) -> bool:
-        """Whether all tasks are done."""
-        return self.task >= self.tasks
+    def _header(self) -> dict[str, Any]:
+        """What every frame says of its sender, with a new sign of life."""
+        self.membership.beat(self.position)
+        return {
+            "fleet": self.identity.fleet,
+            "sender": self.agent,
+            **self.position._asdict(),
+            "commit": self.history.newest_id,
+            "busy": self.busy,
+            "degraded": self.journal.degraded,
+            **self.membership.fields(),
+        }
 
-    @property
-    def chart(self) -> bytes:
-        return self.archive.ids[-1]
-
-    def forget(self) -> None:
-        """Rows of steps that are over."""
-        for kept in self.rows.values():
-            for at in [at for at in kept if at < self.at]:
-                del kept[at]
-
-    def note(self, state: str, agent: int, why: str = "", **more: Any) -> None:
-        task, step = self.at
-        about = {"kind": "member", "task": task, "step": step, "agent": agent, "state": state}
-        self.notes.append(about | ({"why": why} if why else {}) | more)
-        self._say(logging.INFO, (agent, state), "agent %d: %s%s", agent, state, f" ({why})" if why else "")
-
-    # out
-
-    def send(self, peer: int, kind: Kind, tensors: Tensors | None = None, may_drop: bool = False, **more: Any) -> bool:
-        size = sum(value.nbytes for value in (tensors or {}).values())
-        return self.put(peer, self.encoded(kind, tensors, **more), size, may_drop)
-
-    def encoded(self, kind: Kind, tensors: Tensors | None = None, **more: Any) -> bytes:
-        about = {"fleet": self.me.fleet, "sender": self.me.agent, "task": self.task, "step": self.step}
-        self.members.beat(self.at)
-        about |= {"chart": self.chart, "busy": self.busy, "degraded": self.degraded, **self.members.known()}
-        return frames.encode(kind, tensors, **(about | more))
-
-    def put(self, peer: int, data: bytes, size: int, may_drop: bool = False) -> bool:
-        if not self.links.send(peer, data, may_drop):
-            return False
-        count = self._count(peer)
-        count["sent"] += size
-        count["headers_sent"] += len(data) - size
-        return True
-
-    def _count(self, peer: int) -> dict[str, int]:
-        return self.bytes.setdefault(peer, dict.fromkeys(("sent", "received", "headers_sent", "headers_received"), 0))
-
-    def say_row(self, row_D: Tensor, hears: Callable[[int], bool]) -> int:
-        """Our row of this step, to all who hear it: how many that are."""
-        made, reached = dict[bool, bytes](), 0
-        for peer in self.neighbours.hearers:
-            flag = hears(peer)
-            if flag not in made:
-                made[flag] = self.encoded(Kind.ROW, {"row": row_D}, hears=flag)
-            reached += self.put(peer, made[flag], row_D.nbytes, may_drop=True)
-        self._last = next(iter(made.values()), None)
-        if self._last is None:
-            self._last = self.encoded(Kind.ROW, {"row": row_D}, hears=True)
-        return reached
-
-    def want(self, rows: bool = False) -> None:
-        """Ask our neighbours for charts that we lack, and for their rows."""
-        for peer in self.links.up:
-            self.send(peer, Kind.WANT, history=self.archive.asked, number=int(rows))
-
-    def hand(self, peer: int, chart: Chart) -> bool:
-        return self.send(peer, Kind.CHART, chart.tensors, manifest=chart.manifest, signature=chart.signature)
-
-    def beat(self) -> None:
-        for peer in self.links.up:
-            self.send(peer, Kind.BEAT)
-
-    def _beating(self) -> None:
-        every = min(0.5, self.rules.silence / 6)
+    def _beat_regularly(self) -> None:
+        every = min(0.5, self.timeouts.silence / 6)
         while True:
-            with self.changed:
-                self.heal()
-                self.beat()
-                self.changed.notify_all()
+            with self._changed:
+                self._heal()
+                self.outbox.beat()
+                self._changed.notify_all()
             if self._closing.wait(every):
                 return
 
-    def heal(self) -> None:
+    def _heal(self) -> None:
         """The links and weights of the living, where somebody died or came back."""
-        dead = self.members.dead
-        if dead == self.neighbours.dead or self.over or not self.met:  # who has finished may leave
+        dead = self.membership.dead
+        finished = self.position.task >= self.tasks  # who has finished may leave
+        if dead == self.neighbours.dead or finished or not self.met:
             return
         changes = self.neighbours.heal(dead)
         for state, agents, why in (
-            ("dead", changes.died, f"nothing heard of it for {self.rules.silence:g} s"),
+            ("dead", changes.died, f"nothing heard of it for {self.timeouts.silence:g} s"),
             ("alive", changes.returned, ""),
             ("linked", changes.linked, "heals the graph"),
             ("unlinked", changes.unlinked, "the graph is whole again"),
         ):
             for agent in agents:
-                self.note(state, agent, why)
+                self.journal.note(self.position, state, agent, why)
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
-        self.links.want(self.neighbours.all)
+        self.links.connect_only(self.neighbours.all)
 
-    # in
+    # what arrives
 
     def link_changed(self, peer: int, up: bool, why: str) -> None:
-        with self.changed:
-            self.note("connected" if up else "disconnected", peer, why)
+        with self._changed:
+            self.journal.note(self.position, "connected" if up else "disconnected", peer, why)
             if up:
-                self.send(peer, Kind.BEAT)
-            self.changed.notify_all()
+                self.outbox.send(peer, FrameKind.BEAT)
+            self._changed.notify_all()
 
     def admits(self, peer: int) -> bool:
-        with self.changed:
+        with self._changed:
             return peer in self.neighbours.all
 
-    def heard(self, peer: int, data: bytes) -> None:
-        """A frame of this neighbour, in the thread that reads its link."""
-        frame = frames.decode(data, self.most)
-        header = frame.header
-        if header.fleet != self.me.fleet or header.sender != peer:
+    def receive(self, peer: int, data: bytes) -> None:
+        """Take in a frame of this neighbour; BadFrame where it does not fit."""
+        frame = frames.decode(data, self.max_bytes)
+        header, commit = frame.header, Commit(frame.header.manifest, frame.header.signature, frame.tensors)
+        if header.fleet != self.identity.fleet or header.sender != peer:
             raise BadFrame(f"it says it is of agent {header.sender} of fleet {header.fleet[:20]!r}")
-        if header.task > self.tasks or len(header.chart) != len(self.chart):
-            raise BadFrame(f"it says it is in task {header.task + 1} of {self.tasks}, in a chart that is none")
-        chart = Chart(header.manifest, header.signature, frame.tensors)
-        if frame.kind is Kind.CHART:
-            charts.checked(chart, self.me.fleet, len(self.rows), self.me.check)
-        with self.changed:
-            self.degraded |= header.degraded
-            self.passed.difference_update(self.members.merge(header.beats, header.places))
-            self.where[peer] = Where(header.task, header.step, header.chart, header.busy, time.monotonic())
-            count = self._count(peer)
-            count["received"] += frame.size
-            count["headers_received"] += len(data) - frame.size
-            if frame.kind is Kind.ROW:
-                self._row(peer, frame)
-            elif frame.kind is Kind.CHART:
-                self._chart(chart)
-            elif frame.kind is Kind.SUM:
-                self._sum(peer, frame)
-            elif frame.kind is Kind.LATE:
-                self.late = max(self.late or (0, 0), frame.at)
-            elif frame.kind is Kind.WANT:
-                self._wanted(peer, frame)
-            self._compare(peer)
-            self.changed.notify_all()
+        if header.task > self.tasks or len(header.commit) != len(self.history.start):
+            raise BadFrame(f"it says it is in task {header.task + 1} of {self.tasks}, after a commit that is none")
+        if frame.kind is FrameKind.COMMIT:
+            histories.checked(commit, self.identity.fleet, len(self.membership.beats), self.identity.check)
+        with self._changed:
+            self.journal.degraded |= header.degraded
+            self.passed.difference_update(self.membership.merge(header.beats, header.positions))
+            self.status[peer] = PeerStatus(frame.position, header.commit, header.busy, time.monotonic())
+            if frame.kind is FrameKind.ROW and self._accepts_row(peer, frame):
+                row = ReceivedRow(frame.tensors["row"], header.hears, header.commit)
+                self.inbox.rows[peer].setdefault(frame.position, row)
+                self.inbox.trim_rows(peer)
+            elif frame.kind is FrameKind.COMMIT:
+                self.inbox.add_commit(commit, self.history)
+            elif frame.kind is FrameKind.SUM and header.task >= self.position.task:
+                self.inbox.add_sum(SumKey(header.task, header.root, header.number, peer), frame.tensors)
+            elif frame.kind is FrameKind.LATE:
+                self.late = max(self.late or Position(0, 0), frame.position)
+            elif frame.kind is FrameKind.REQUEST:
+                self._answer_request(peer, list(header.history), with_row=bool(header.number))
+            self._compare_histories(peer)
+            self._changed.notify_all()
 
-    def _row(self, peer: int, frame: Frame) -> None:
-        row_D = frame.tensors.get("row")
+    def _accepts_row(self, peer: int, frame: Frame) -> bool:
+        """Whether a row is kept. Its sender is told where it is late, and waited for again where it is not."""
+        row_D, at, own = frame.tensors.get("row"), frame.position, self.position
         if row_D is None or row_D.ndim != 1 or len(frame.tensors) != 1:
             raise BadFrame("a row that is none")
-        ours = frame.at[0] == self.task and frame.header.chart == self.chart
-        if ours and self.size and len(row_D) != self.size:
-            raise BadFrame(f"a row of {len(row_D)} numbers; the chart has {self.size}")
-        if frame.at[0] == self.task and not ours:
-            return  # of another chart: never mixed
-        if frame.at < self.at and (not ours or self.step - frame.at[1] > self.ahead):
-            if self._due(peer, Kind.LATE, LATE_S):
-                said = "agent %d: its row of task %d, step %d is late; dropped"
-                self._say(logging.INFO, (peer, "late"), said, peer, *frame.at)
-                self.send(peer, Kind.LATE)
-            return
-        if self.met and peer not in self.live and peer not in self.neighbours.dead and peer in self.neighbours.weights:
-            self.live[peer] = max(frame.at, (self.task, self.step + 1))  # a little behind: it is waited for again
-            self.note("back", peer)
-        if frame.at >= self.at:
-            kept = self.rows[peer]
-            kept.setdefault(frame.at, Row(row_D, frame.header.hears, frame.header.chart))
-            if len(kept) > 2 * self.ahead:
-                del kept[min(kept)]
-
-    def _chart(self, chart: Chart) -> None:
-        """Kept once, whole rather than in part."""
-        known = {one.id: one for one in self.arrived if one.whole or not chart.whole}
-        if chart.id not in known and (chart.id not in self.archive.ids or self.archive.completes(chart)):
-            others = [one for one in self.arrived if one.id != chart.id]
-            self.arrived = [*others[1 - MAX_CHARTS :], chart]
-
-    def _sum(self, peer: int, frame: Frame) -> None:
-        if frame.header.task < self.task:
-            return
-        self.sums[frame.header.task, frame.header.root, frame.header.number, peer] = frame.tensors
-        kept = [key for key in self.sums if key[3] == peer]
-        if len(kept) > MAX_SUMS:  # of its own, never of others
-            del self.sums[kept[0]]
-
-    def _wanted(self, peer: int, frame: Frame) -> None:
-        if list(frame.header.history)[:1] != [self.archive.start]:
-            raise BadFrame("it started from another config, seed, code or initial weights")
-        if self.links.waiting(peer) > 1:
-            return  # it has not taken what it wanted before; it will ask again
-        for chart in self.archive.lacks(list(frame.header.history)):
-            self.hand(peer, chart)
-        if frame.header.number and self._last is not None and self.archive.ids == list(frame.header.history):
-            self.put(peer, self._last, 0)
-
-    def _compare(self, peer: int) -> None:
-        """A neighbour with another past: one of the two charts stands, so look at its own."""
-        where, ids = self.where[peer], self.archive.ids
-        if where.task < len(ids) and where.chart != ids[where.task] and self._due(peer, Kind.WANT, WANT_S):
-            self.send(peer, Kind.WANT, history=ids)
-
-    def _due(self, peer: int, kind: Kind, every: float) -> bool:
-        now = time.monotonic()
-        if now - self._told.get((peer, kind), -every) < every:
+        fate = decisions.row_fate(at, frame.header.commit, own, self.history.newest_id, self.max_ahead)
+        if fate is RowFate.FOREIGN:
             return False
-        self._told[peer, kind] = now
-        return True
+        if at.task == own.task and self.row_size and len(row_D) != self.row_size:
+            raise BadFrame(f"a row of {len(row_D)} numbers; the chart has {self.row_size}")
+        if fate is RowFate.LATE:
+            if self.outbox.send_at_most_every(LATE_S, peer, FrameKind.LATE):
+                line = "agent %d: its row of task %d, step %d is late; dropped"
+                self.journal.log(logging.INFO, (peer, "late"), line, peer, *at)
+            return False
+        if self.met and peer not in self.live and peer in self.neighbours.weights:
+            self.live[peer] = max(at, own._replace(step=own.step + 1))
+            self.journal.note(own, "back", peer)
+        return fate is RowFate.KEEP
+
+    def _answer_request(self, peer: int, ids: list[bytes], with_row: bool) -> None:
+        """Send commits that a neighbour lacks; where it lacks none, our last row."""
+        if ids[:1] != [self.history.start]:
+            raise BadFrame("it started from another config, seed, code or initial weights")
+        link = self.links.link_to(peer)
+        if link is None or link.waiting > 1:
+            return  # it has not taken what it asked for before; it will ask again
+        for commit in self.history.lacking(ids):
+            self.outbox.send_commit(peer, commit)
+        if with_row and self._last_row is not None and self.history.ids == ids:
+            link.put(self._last_row)
+
+    def _compare_histories(self, peer: int) -> None:
+        """A neighbour with another past: one of the two commits stands, so look at its own."""
+        task, ids = self.status[peer].position.task, self.history.ids
+        if task < len(ids) and self.status[peer].commit != ids[task]:
+            self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=ids)
+
+    # rounds
+
+    def _ticks(self, deadline: float | None = None) -> Iterator[float]:
+        """Seconds waited so far: now, and again whenever something changed, a while passed or the deadline came."""
+        began = time.monotonic()
+        while True:
+            waited = time.monotonic() - began
+            yield waited
+            left = deadline - waited if deadline and deadline > waited else TICK_S
+            self._changed.wait(min(left, TICK_S))
+
+    def _check_sync(self) -> None:
+        """Raise where the others went on without us, or another commit than ours stands."""
+        replaced = any(self.history.is_replaced_by(commit) for commit in self.inbox.commits)
+        if replaced or (self.late and self.late > self.position):
+            raise OutOfSync
+
+    def _move_to(self, position: Position) -> None:
+        self.position = position
+        self.inbox.forget_rows(position)
+
+    def keep_pace(self) -> None:
+        """Wait for those who are many steps behind: one who hears nobody would run away from all. Whoever stands still
+        is passed."""
+        with self._changed:
+            for waited in self._ticks():
+                self._check_sync()
+                others = {*self.neighbours.living} - self.passed - {self.agent}
+                positions = {agent: self.membership.positions[agent] for agent in others}
+                behind = decisions.far_behind(positions, self.position, self.max_ahead)
+                if not behind:
+                    break
+                if self.timeouts.deadline and waited > self.timeouts.silence:
+                    self.passed.update(behind)
+            self.busy = False
+
+    def send_row(self, row_D: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
+        """Our row of this step, to all who hear it."""
+        with self._changed:
+            weights, hearers = self.neighbours.weights, self.neighbours.hearers
+            live = {peer for peer, since in self.live.items() if since <= self.position}
+            pairs = {peer: peer in live for peer in weights if peer in hearers}
+            self.row_size = len(row_D)
+            if self._announced != self.position:
+                tensors, header = {"row": row_D.cpu()}, self._header()
+                flags = {True, *pairs.values()}
+                encoded = {flag: frames.encode(FrameKind.ROW, tensors, **header, hears=flag) for flag in flags}
+                links = {peer: link for peer in hearers if (link := self.links.link_to(peer))}
+                for peer, link in links.items():
+                    link.put(encoded[pairs.get(peer, True)], may_drop=True)
+                self._last_row = encoded[True]
+                self.traffic.count(kind, len(links), row_D.nbytes)
+            if self.position.step % BEAT_STEPS == 0:
+                for peer in set(weights) - set(hearers):  # they hear nothing else of ours
+                    self.outbox.send(peer, FrameKind.BEAT)
+        return GossipRound(self, row_D, weights, pairs)
+
+    def _await_rows(self, weights: Mapping[int, float]) -> None:
+        """Until all whom we wait for are heard, or late. Who is late is not waited for again before it is heard."""
+        deadline = self.timeouts.deadline
+        for waited in self._ticks(deadline):
+            self._check_sync()
+            peers = [peer for peer in weights if peer in self.neighbours.weights]  # the graph may have healed
+            missing = decisions.awaited(peers, self.live, self.position, self.inbox.senders(self.position))
+            if not missing:
+                return
+            if deadline and waited > deadline / 4 and not self.busy:
+                self.busy = True  # those who wait for us should know that we wait for others
+                self.outbox.beat()
+            for peer in missing if deadline and waited > deadline else ():
+                status = self.status.get(peer) if peer in self.links.up else None
+                if not decisions.is_excused(status, self.position, time.monotonic(), waited, self.timeouts):
+                    del self.live[peer]
+                    self.journal.note(self.position, "lost", peer, f"no row within {waited:.3g} s")
+
+    # a task's end
+
+    def reduce(self, root: int, sums: Tensors) -> Tensors:
+        """Add up the sums of those who are below us in `root`'s tree, and send them on to who is above. Whoever does
+        not answer is left out."""
+        with self._changed:
+            task = self.position.task
+            number = self._reductions[task, root]
+            self._reductions[task, root] += 1
+            for parent, child in reversed(self.neighbours.tree_to(root)):
+                if parent == self.agent:
+                    arrived = self._await_sum(SumKey(task, root, number, child))
+                    if arrived is None or _shapes(arrived) != _shapes(sums):
+                        self.journal.miss(self.position.step, [child])
+                    else:
+                        sums = {name: value + arrived[name].to(value) for name, value in sums.items()}
+                elif child == self.agent and self.outbox.send(parent, FrameKind.SUM, sums, root=root, number=number):
+                    for tensor in sums.values():
+                        self.traffic.count("reduce", 1, tensor.nbytes)
+            return sums
+
+    def _await_sum(self, key: SumKey) -> Tensors | None:
+        for waited in self._ticks():
+            if key in self.inbox.sums:
+                break
+            self._check_sync()
+            if key.child in self.neighbours.dead or (self.timeouts.deadline and waited > self.timeouts.silence):
+                self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
+                break
+        return self.inbox.sums.pop(key, None)
+
+    def sign_commit(self, tensors: Tensors) -> Commit:
+        """What we grew in this task."""
+        with self._changed:
+            before = self.history.newest_id
+            return histories.sign_commit(self.identity, self.position.task, self.neighbours.living, before, tensors)
+
+    def await_commit(self, root: int) -> Commit | None:
+        """This task's commit, along `root`'s tree or from any neighbour that is asked; None where `root` is gone."""
+        with self._changed:
+            asked_at = 0.0
+            for waited in self._ticks():
+                useful = [commit for commit in self.inbox.commits if self.history.accepts(commit)]
+                best = histories.best(
+                    commit for commit in useful if self.history.follows(commit) and commit.is_complete
+                )
+                if best:
+                    break
+                if useful:
+                    raise OutOfSync  # to take another past, or one of which only some is still to be had
+                if root in self.neighbours.dead:
+                    self.journal.note(self.position, "gone", root, "it should have grown this task's commit")
+                    break
+                if waited - asked_at > REQUEST_S:
+                    asked_at = waited
+                    self.outbox.request_commits(self.history.held)
+            return best
+
+    def adopt(self, commit: Commit) -> None:
+        """The next task, after this commit."""
+        with self._changed:
+            replaced = self.history.take(commit)
+            if replaced:
+                tasks = list(range(commit.facts.task, commit.facts.task + replaced))
+                why = "the commit of another part of the fleet stands"
+                self.journal.note(self.position, "discarded", self.agent, why, tasks)
+            self.busy, self.row_size, self.late = True, 0, None
+            self._move_to(Position(len(self.history.commits), 0))
+            self.inbox.forget_task(self.position.task, self.history)
+            self.outbox.beat()
+
+    def forward(self, commit: Commit) -> None:
+        """To those who hear of it from us."""
+        with self._changed:
+            for parent, child in self.neighbours.tree(commit.facts.grower):
+                if parent == self.agent and self.outbox.send_commit(child, commit):
+                    self.traffic.count("flood", 1, sum(value.nbytes for value in commit.tensors.values()))
+
+    # coming and going
+
+    def meet(self) -> None:
+        """Until all agents were heard of, and all neighbours are linked; or until it has taken too long."""
+        with self._changed:
+            for waited in self._ticks():
+                everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
+                late = Position(self.position.task, self.max_ahead)
+                under_way = any(status.position > late for status in self.status.values())
+                if everybody or under_way or waited >= self.timeouts.meet:
+                    break
+            self.live = dict.fromkeys(set(self.neighbours.weights) & self.links.up, Position(0, 0))
+            self.met = True
+            for agent in sorted(self.neighbours.all - self.links.up):
+                self.journal.note(self.position, "absent", agent, f"not met within {self.timeouts.meet:g} s")
+            self.membership.start()
+
+    def rejoin(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
+        """Take up the others' commits, then their step. None: this task from its start, or nothing is left to do."""
+        with self._changed:
+            self.journal.degraded, self.late = True, None
+            asked_at = -REQUEST_S
+            for waited in self._ticks():
+                while commit := next(filter(self.history.accepts, self.inbox.commits), None):
+                    self.adopt(commit)
+                if self.history.is_complete and self.position.task >= self.tasks:
+                    return None
+                point = self._join_point(rounds_of) if self.history.is_complete else None
+                if point is not None:
+                    break
+                if not self.links.up and waited > self.timeouts.silence:
+                    self.journal.note(self.position, "alone", self.agent, "no neighbour is reached")
+                    break
+                if waited - asked_at >= REQUEST_S:
+                    asked_at = waited
+                    self.outbox.request_commits(self.history.held, rows=True)
+            self.position = self.position._replace(step=point.step if point else 0)
+            if not point or not point.step:
+                return None
+            self._announce(point)
+            return point
+
+    def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
+        own, commit = self.position, self.history.newest_id
+        others = [self.status[peer] for peer in self.links.up if peer in self.status]
+        newest = {peer: decisions.newest_row(rows, own, commit) for peer, rows in self.inbox.rows.items()}
+        known = {peer: row for peer, row in newest.items() if row}
+        heard = {peer: row for peer, row in known.items() if peer in self.neighbours.weights}
+        return decisions.join_point(own, commit, others, list((heard or known).values()), rounds_of(own.task))
+
+    def _announce(self, point: JoinPoint) -> None:
+        """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
+        self.live = {peer: self.position for peer in self.neighbours.weights if peer in self.links.up}
+        self.row_size, self._announced = len(point.row_D), None
+        if not point.agreed:
+            self.send_row(point.row_D, "train")
+        self._announced = self.position
+        self.journal.note(self.position, "joined", self.agent, f"at step {point.step}")
+
+    def linger(self) -> None:
+        """Stay for neighbours that still need the last commit."""
+        with self._changed:
+            self.outbox.beat()
+            for waited in self._ticks():
+                tasks = [self.status[peer].position.task if peer in self.status else 0 for peer in self.links.up]
+                if waited >= 2 * self.timeouts.silence or all(task >= self.position.task for task in tasks):
+                    return
+
+
+def _shapes(tensors: Tensors) -> dict[str, Any]:
+    return {name: value.shape for name, value in tensors.items()}

@@ -1,0 +1,158 @@
+"""What a node decides, as pure functions of small records: no lock, no clock, no network. Each law is a test.
+
+Shapes: D numbers of a row of coordinates.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from codecl.peers.frames import Position
+
+FRESH_S = 2.0  # signs of life come twice a second
+JOIN_AHEAD = 4  # steps ahead of a neighbour's newest row at which a returning agent joins
+
+
+class Timeouts(NamedTuple):
+    """Seconds: how long a step waits for a neighbour, an agent may be silent, the start waits for all."""
+
+    deadline: float | None
+    silence: float
+    meet: float
+
+
+class PeerStatus(NamedTuple):
+    """What a neighbour last said of itself, and when."""
+
+    position: Position
+    commit: bytes
+    busy: bool
+    heard_at: float
+
+
+class ReceivedRow(NamedTuple):
+    """A neighbour's coordinates of a step."""
+
+    row_D: Tensor
+    hears: bool  # whether it counts us in
+    commit: bytes
+
+
+class NewestRow(NamedTuple):
+    """How far a neighbour was, and its coordinates there."""
+
+    step: int
+    row_D: Tensor
+
+
+class Rounds(NamedTuple):
+    """Of a task: rounds of training, and all with those of agreement."""
+
+    training: int
+    all: int
+
+
+class JoinPoint(NamedTuple):
+    """Where a returning agent takes part again: a step of the task, or its end, and coordinates to start from."""
+
+    step: int
+    row_D: Tensor
+    agreed: bool = False  # the others are at the task's end
+
+
+class Claim(NamedTuple):
+    """What decides between two commits of one task: who lived, as its grower saw it; the grower; its id."""
+
+    living: Sequence[int]
+    grower: int
+    id: bytes
+
+
+class RowFate(Enum):
+    KEEP = "of this step or a later one"
+    BEHIND = "a few steps behind: of no use, but its sender can be waited for"
+    LATE = "of a step that is long over"
+    FOREIGN = "of this task, but after another commit: never mixed"
+
+
+def row_fate(row: Position, row_commit: bytes, own: Position, own_commit: bytes, max_ahead: int) -> RowFate:
+    """Law: what is kept is neither of a past step nor of this task after another commit."""
+    if row.task == own.task and row_commit != own_commit:
+        return RowFate.FOREIGN
+    if row >= own:
+        return RowFate.KEEP
+    near = row.task == own.task and own.step - row.step <= max_ahead
+    return RowFate.BEHIND if near else RowFate.LATE
+
+
+def is_usable(row: ReceivedRow, commit: bytes, size: int, we_hear: bool | None) -> bool:
+    """Whether a row can be mixed. `we_hear`: whether we count its sender in, where the link goes both ways. Law: of
+    such a pair both count each other in or neither does."""
+    paired = we_hear is None or (we_hear and row.hears)
+    return paired and row.commit == commit and len(row.row_D) == size and bool(row.row_D.isfinite().all())
+
+
+def awaited(
+    neighbours: Collection[int], live: Mapping[int, Position], own: Position, arrived: Collection[int]
+) -> list[int]:
+    """Whom a step waits for: neighbours that are live by now and whose row has not come. Law: nobody else."""
+    return [peer for peer in neighbours if peer in live and live[peer] <= own and peer not in arrived]
+
+
+def is_excused(status: PeerStatus | None, own: Position, now: float, waited: float, timeouts: Timeouts) -> bool:
+    """Whether a neighbour has not come to our step yet and says that this is not its own fault: it waits for others, or
+    grows, or tests. Law: nobody is excused for longer than the start waits, nor on old news."""
+    if status is None or waited > timeouts.meet:
+        return False
+    fresh = now - status.heard_at < max(FRESH_S, timeouts.silence / 3)
+    return fresh and status.busy and status.position < own
+
+
+def far_behind(others: Mapping[int, Position], own: Position, max_ahead: int) -> list[int]:
+    """Who is too many steps behind for us to go on. Law: of two nodes, at most one waits for the other."""
+    steps = {agent: at.step if at.task == own.task else 0 for agent, at in others.items() if at.task <= own.task}
+    return [agent for agent, step in steps.items() if own.step > max_ahead + step]
+
+
+def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: bytes) -> NewestRow | None:
+    """The furthest row of this task after this commit, not before our step."""
+    fitting = [
+        NewestRow(at.step, row.row_D)
+        for at, row in rows.items()
+        if at.task == own.task and at >= own and row.commit == commit and bool(torch.isfinite(row.row_D).all())
+    ]
+    return max(fitting, key=lambda row: row.step, default=None)
+
+
+def join_point(
+    own: Position, commit: bytes, others: Sequence[PeerStatus], newest: Sequence[NewestRow], rounds: Rounds
+) -> JoinPoint | None:
+    """Where to join those who are in our task after our commit, if that can be told yet; step 0: the task's start. Law:
+    it is a few steps after a row that somebody sent, or the task's end where somebody is there."""
+    alike = [other for other in others if (other.position.task, other.commit) == (own.task, commit)]
+    if not alike or any(other.position.task > own.task for other in others):
+        return None
+    furthest = max(other.position.step for other in alike)
+    if furthest <= 1:
+        return JoinPoint(0, torch.empty(0))
+    if not newest:
+        return None
+    last = min(newest, key=lambda row: row.step)  # those who hear us wait for one that is a little behind
+    if last.step + JOIN_AHEAD < rounds.training:
+        return JoinPoint(last.step + JOIN_AHEAD, last.row_D)
+    return JoinPoint(rounds.all, last.row_D, agreed=True) if furthest >= rounds.all else None
+
+
+def rank(claim: Claim) -> tuple[int, int, int, bytes]:
+    """Of commits of one task the one of lowest rank stands: that of the larger part of the fleet; of equal parts that
+    with the lowest agent. Law: everyone decides alike, and never for both of two."""
+    return -len(claim.living), min(claim.living), claim.grower, claim.id
+
+
+def common_length(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
+    """How many ids two histories share, from the start. Law: what comes after it is what the other lacks."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((number for number, (our, their) in enumerate(pairs) if our != their), min(len(ours), len(theirs)))
