@@ -1,13 +1,20 @@
-"""What `codecl watch` draws."""
+"""What `codecl watch` draws, and the command that it names to go on."""
 
 import io
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from codecl.cli import live
+from codecl.cli import display
+from codecl.cli.watch import go_on
 from codecl.report.units import duration
+from codecl.runs import config as presets
+from codecl.runs import grid
+from codecl.runs.folder import folder_of
 from codecl.runs.follow import Follower
 from codecl.runs.progress import progress
 from codecl.runs.reader import read_events
@@ -20,16 +27,16 @@ def run(tmp_path_factory):
 
 
 def test_sparklines():
-    assert live.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert live.sparkline([5, 5, 5]) == "▁▁▁"
-    assert live.sparkline([9, 9, 0, 7], width=2) == "▁█"
-    assert live.sparkline([0, float("nan"), 7]) == "▁ █"
-    assert live.sparkline([]) == ""
+    assert display.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert display.sparkline([5, 5, 5]) == "▁▁▁"
+    assert display.sparkline([9, 9, 0, 7], width=2) == "▁█"
+    assert display.sparkline([0, float("nan"), 7]) == "▁ █"
+    assert display.sparkline([]) == ""
 
 
 def drawn(view, width):
     console = Console(width=width, height=24, record=True, file=io.StringIO())
-    console.print(live.drawn(view, width, 24))
+    console.print(display.drawn(view, width, 24))
     return console.export_text()
 
 
@@ -65,3 +72,36 @@ def test_of_many_tasks_the_last_are_drawn(run):
 def test_durations():
     told = {0.4: "0 s", 59.4: "59 s", 60: "1 min", 61: "1 min 1 s", 3600: "1 h", 3660: "1 h 1 min", 90_000: "1 d 1 h"}
     assert {seconds: duration(seconds) for seconds in told} == told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"agents": 8, "topology": {"name": "torus"}, "seed": 3},
+        {"method": {"name": "d-ewc", "penalty": 7.0}, "train": {"milestones": [0.25], "epochs": 3}},
+        {"head": None, "growth": {"images": [24, 100]}},
+    ],
+)
+def test_the_command_to_go_on_is_that_of_this_very_run(tmp_path, changes):
+    config = presets.resolve(presets.preset("quickstart"), changes)
+    folder = folder_of(config, tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.dump())
+    program, run, preset, *words = shlex.split(re.fullmatch("go on with `(.*)`", go_on(folder))[1])
+    assert (program, run, preset) == ("codecl", "run", "quickstart")
+    given = {
+        option: [value for name, value in zip(words[::2], words[1::2], strict=True) if name == option]
+        for option in words[::2]
+    }
+    assert given["--out"] == [str(tmp_path)]
+    names = ("--method", "--agents", "--topology", "--seeds")
+    (made,) = grid.configs(preset, *(given[name][0] for name in names), given.get("--set", []))
+    assert made.decisive() == config.decisive()
+
+
+def test_a_run_without_a_command_has_none_made_up(run, tmp_path):
+    same = "the command that started it goes on where it stopped"
+    assert go_on(run) == same  # made by a call
+    assert go_on(tmp_path / "nowhere") == same
+    assert go_on(Path("seed-1")) == same

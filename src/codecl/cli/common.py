@@ -20,6 +20,7 @@ INTERRUPTED = 130
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the config.")]
 Out = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Metrics as JSON on standard output, nothing else there.")]
+Format = Annotated[str | None, typer.Option("--format", help="text, markdown, latex or csv.")]
 Methods = Annotated[str | None, typer.Option("--method", help="Methods, a comma list. Default: those of the preset.")]
 Numbers = Annotated[str | None, typer.Option("--agents", help="Numbers of agents, a comma list.")]
 Graphs = Annotated[str | None, typer.Option("--topology", help="Topologies or edge-list files, a comma list.")]

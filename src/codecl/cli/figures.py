@@ -51,7 +51,7 @@ def _wanted(
     preset: str, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
 ) -> dict[str, list["RunConfig"]]:
     """File name of a figure -> the runs in it."""
-    from codecl.report.paper_figures import paper_figures
+    from codecl.report.figures.paper import paper_figures
     from codecl.runs import grid
     from codecl.runs.config import preset as known
 
@@ -70,16 +70,16 @@ def _wanted(
 
 def _draw(preset: str, wanted: dict[str, list["RunConfig"]], runs: Path, out: Path) -> list[Path]:
     """The files that were written; a figure with nothing to show is left out."""
-    from codecl.report.configurations import configurations
-    from codecl.report.gather import read
-    from codecl.report.paper_figures import paper_figures
+    from codecl.report.configurations import group
+    from codecl.report.figures.paper import paper_figures
     from codecl.report.pictures import write
     from codecl.runs.config import preset as known
     from codecl.runs.folder import folder_of
+    from codecl.runs.reader import read_run
 
     written: list[Path] = []
     for name, draw in paper_figures(known(preset).paper).items():
-        figure = draw(configurations([read(folder_of(config, runs)) for config in wanted[name]]))
+        figure = draw(group([read_run(folder_of(config, runs)) for config in wanted[name]]))
         if figure.series:
             written += write(figure, out / name)
         else:

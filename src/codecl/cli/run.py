@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from codecl.api import Result
     from codecl.exchange.cluster.ranks import Ranks
     from codecl.runs.config import RunConfig
+    from codecl.runs.reader import Run
 
 Boards = Annotated[bool, typer.Option("--tensorboard", help="Also write a TensorBoard, into each run's folder.")]
 BoardsTo = Annotated[Path | None, typer.Option("--tensorboard-to", metavar="DIR", help="The same, under DIR.")]
@@ -85,11 +86,14 @@ def quietly(console: "Console", here: "Ranks") -> "Console":
 
 def finish(console: "Console", done: list["Result"], as_json: bool) -> None:
     """What came out of runs, and the exit code that tells of degraded ones."""
+    from codecl.report.gather import scores_of
+
+    runs = [scores_of(result.folder) for result in done]
     if as_json:
-        print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in done], indent=1))
-    else:
-        _show(console, done)
-    if any(result.metrics["status"] == "degraded" for result in done):
+        print(json.dumps([{"folder": str(run.folder), **run.metrics.dump()} for run in runs], indent=1))
+    elif runs:
+        _show(console, runs)
+    if any(run.metrics.status == "degraded" for run in runs):
         raise typer.Exit(4)
 
 
@@ -169,14 +173,14 @@ def every(configs: list["RunConfig"], how: How, here: "Ranks") -> tuple[list["Re
 def one(config: "RunConfig", how: How) -> "Result":
     """Run, and show how it goes."""
     from codecl import api
-    from codecl.cli.display import boarding, watching
+    from codecl.cli.live import boarding, training
     from codecl.runs.build import tasks_of
 
     tasks, folder = tasks_of(config), _folder(config, how.out)
     board = how.board(folder) if how.board else None
     options: dict[str, Any] = {"device": how.device, "exchange": how.exchange, "again": how.again, "after": how.after}
     try:
-        with watching(how.console, config, len(tasks), how.quiet) as watch, boarding(board, folder, watch) as both:
+        with training(how.console, config, folder, how.quiet) as shown, boarding(board, folder, shown) as both:
             result = api.run(config, out=how.out, on_event=both, tasks=tasks, **options)
     except KeyboardInterrupt:
         kept = (
@@ -210,23 +214,20 @@ def _announce(console: "Console", config: "RunConfig", number: int, count: int) 
     console.print(text, markup=False, highlight=False)
 
 
-def _show(console: "Console", done: list["Result"]) -> None:
+def _show(console: "Console", runs: list["Run"]) -> None:
     """Tables of what was run just now."""
-    from codecl.report.table import forgetting, in_words, results
+    from codecl.report import formats
+    from codecl.report.tables import forgetting, in_words, results
     from codecl.runs.reader import read_tasks
 
-    if not done:
-        return
-    seeds = {result.metrics["seed"] for result in done}
-    alike = {(result.metrics["agents"], result.metrics["topology"]) for result in done}
-    if len(seeds) == 1 and len(alike) == 1 and len(done) <= 4:
-        names = [task.name for task in read_tasks(done[0].folder)]
+    metrics = [run.metrics for run in runs]
+    if len({(run.seed, run.agents, run.topology) for run in metrics}) == 1 and len(runs) <= 4:
         console.print()
-        console.print(forgetting([(result.metrics["method"], result.metrics) for result in done], names))
+        console.print(forgetting(metrics, [task.name for task in read_tasks(runs[0].folder)]))
     console.print()
-    console.print(results([(result.folder, result.metrics) for result in done]))
-    words = in_words([result.metrics for result in done])
+    console.print(formats.table(results(runs)))
+    words = in_words(metrics)
     if words:
         console.print(words, highlight=False)
-    folders = ", ".join(str(result.folder) for result in done[:2]) + (", …" if len(done) > 2 else "")
+    folders = ", ".join(str(run.folder) for run in runs[:2]) + (", …" if len(runs) > 2 else "")
     console.print(f"recorded in {folders}", style="dim", highlight=False, soft_wrap=True)
