@@ -4,10 +4,7 @@ import csv
 import io
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from statistics import fmean, stdev, variance
 
 import pytest
@@ -22,7 +19,6 @@ from codecl.report.compare import about, compare, difference, plain, sheet
 from codecl.report.units import spread_of_bytes
 from codecl.runs import config as presets
 from codecl.runs.folder import folder_of, labels_of
-from tests.conftest import ROOT
 from tests.report.conftest import write_metrics
 
 values = st.lists(st.integers(-1000, 1000).map(lambda number: number / 8), min_size=2, max_size=7)
@@ -211,32 +207,25 @@ def test_what_cannot_be_compared(tmp_path):
         compare(folder, tmp_path / "a")
 
 
-def codecl(*words, cwd):
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-W", "error", "-m", "codecl", *map(str, words)]
-    env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
-
-
-def test_the_command(tmp_path):
+def test_the_command(cli, tmp_path):
     for seed in (1, 2):
         write(tmp_path / "a", seed, (80.0 + seed, 70.0))
         write(tmp_path / "b", seed, (70.0 - seed, 71.0), {"agents": 3})
-    done = codecl("compare", "a", "b", cwd=tmp_path)
+    done = cli("compare", "a", "b", cwd=tmp_path, PYTHONWARNINGS="error")
     assert done.returncode == 0, done.stderr
     assert "configs differ in agents: 4, 3" in done.stdout
     assert "ACC %" in done.stdout
-    text = codecl("compare", "a", "b", "--format", "csv", cwd=tmp_path).stdout
+    text = cli("compare", "a", "b", "--format", "csv", cwd=tmp_path).stdout
     found = {line["metric"]: line for line in csv.DictReader(text.splitlines())}
     assert float(found["acc"]["difference"]) == pytest.approx(-6.0)
-    shown = codecl("compare", "a", "b", "--format", "markdown", cwd=tmp_path).stdout
+    shown = cli("compare", "a", "b", "--format", "markdown", cwd=tmp_path).stdout
     assert "| ACC % | 75.75 ± 0.35 | 69.75 ± 0.35 | -6.00 ± 6.35 | no difference seen |" in shown
     assert shown.startswith("- A: a (quickstart: codec, 4 agents on ring, seeds 1, 2)\n")
-    whole = json.loads(codecl("compare", "a", "b", "--json", cwd=tmp_path).stdout)
+    whole = json.loads(cli("compare", "a", "b", "--json", cwd=tmp_path).stdout)
     assert whole["a"]["status_by_seed"] == {"1": "complete", "2": "complete"}
-    done = codecl("compare", "a", "b", "--format", "pdf", cwd=tmp_path)
+    done = cli("compare", "a", "b", "--format", "pdf", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "codecl: --format: 'pdf' is not one of text, markdown, latex, csv\n")
-    assert codecl("compare", "a", "nowhere", cwd=tmp_path).returncode == 3
+    assert cli("compare", "a", "nowhere", cwd=tmp_path).returncode == 3
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_options_that_do_not_go_together(cli, three_seeds, options, says):
 def test_on_a_narrow_terminal_numbers_stay_whole(three_seeds, width):
     write(three_seeds, seed=9, status="degraded")
     out = io.StringIO()
-    formats.show(read(three_seeds), Console(file=out, width=width), whole=True)
+    formats.show(read(three_seeds), Console(file=out, width=width), uncut=True)
     shown = out.getvalue()
     assert {"54.63", "53.63", "+1.00", "-0.37", "-0.43", "+0.06", "1.85", "complete", "degraded"} <= set(shown.split())
     assert "…" not in shown

@@ -39,4 +39,4 @@ def compare(
     console = console_for(False)
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    formats.show(sheet, console, whole=not console.is_terminal)
+    formats.show(sheet, console, uncut=not console.is_terminal)

@@ -57,7 +57,7 @@ def left(snapshot: Snapshot) -> str:
     return f"{duration(max(0.0, snapshot.progress.left_s - snapshot.silent_s))} left"
 
 
-def line(now: Progress, left: str) -> str:
+def line(now: Progress, remaining: str) -> str:
     """A run's progress in one line."""
     words = [
         f"task {now.opened}/{now.tasks}" if now.opened else "",
@@ -66,7 +66,7 @@ def line(now: Progress, left: str) -> str:
         f"ACC {now.acc:.2f} %" if now.acc is not None else "",
         f"CC {now.cc:.2f}" if now.cc else "",
         f"sent {size(now.sent)}",
-        left,
+        remaining,
         now.names[-1] if now.names and not now.ended else "",
         f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
     ]
@@ -78,7 +78,7 @@ def drawn(view: FollowerView, width: int, height: int) -> RenderableType:
     run = view.alone
     if run is None:
         return many(view, width)
-    return fleet(run, width) if run.place.agents else one(run.parts[0], width, height)
+    return fleet(run, width) if run.place.agents else single(run.parts[0], width, height)
 
 
 def names(view: FollowerView) -> dict[Path, str]:
@@ -93,7 +93,7 @@ def _agent(folder: Path) -> str:
     return folder.name.removeprefix("agent-")
 
 
-def one(snapshot: Snapshot, width: int, height: int) -> RenderableType:
+def single(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     """A run: how far it is, what it has learned, what it has sent."""
     now = snapshot.progress
     silent = f" for {duration(snapshot.silent_s)}" if snapshot.state == "silent" else ""

@@ -13,7 +13,7 @@ from rich.table import Column
 
 from codecl.cli.display import about, drawn, left, line, names
 from codecl.report.units import duration
-from codecl.runs.follow import FollowerView
+from codecl.runs.follow import FollowerView, Snapshot
 from codecl.runs.progress import Progress as RunProgress
 from codecl.runs.progress import progress
 from codecl.runs.reader import read_events
@@ -22,7 +22,8 @@ from codecl.train.events import EpochEnded, Evaluated, Event, Recorded, Stepped,
 if TYPE_CHECKING:
     from codecl.runs.config import RunConfig
 
-LINES_S = 5.0  # lines inside a task come at most this often
+LINES_S = 5.0  # lines about an epoch come at most this often
+TRAINING_LINES_S = 10.0  # the same, of a run of this process
 REFRESH_S = 0.5
 MAX_WIDTH, MAX_HEIGHT = 100, 1000  # of what is printed once
 OnEvent = Callable[[Event], None]
@@ -51,14 +52,15 @@ def _lines(console: Console) -> Show:
         for snapshot in (snapshot for run in view.runs for snapshot in run.parts):
             state, epochs, when = said.get(snapshot.folder, ("", 0, 0.0))
             now = time.monotonic()
-            lines = [line(end, "") for end in snapshot.new] if state else []
+            ends = [snapshot._replace(progress=end) for end in snapshot.new]
+            lines = list(map(_line, ends)) if state else []
             if not state and not called[snapshot.folder]:
                 lines.append(about(snapshot.progress))
             due = len(snapshot.progress.losses) != epochs and now - when >= LINES_S
             if snapshot.state != state:
-                lines.append(f"{snapshot.state} · {line(snapshot.progress, left(snapshot))}")
+                lines.append(f"{snapshot.state} · {_line(snapshot)}")
             elif due and not snapshot.new:
-                lines.append(line(snapshot.progress, left(snapshot)))
+                lines.append(_line(snapshot))
             for text in lines:
                 prefix = f"{called[snapshot.folder]}: " if called[snapshot.folder] else ""
                 console.print(prefix + text, markup=False, highlight=False, soft_wrap=True)
@@ -68,7 +70,11 @@ def _lines(console: Console) -> Show:
     return show
 
 
-class RunHere:
+def _line(snapshot: Snapshot) -> str:
+    return line(snapshot.progress, left(snapshot))
+
+
+class TrainingRun:
     """A run of this process, from its events; what was recorded before it was resumed is read from its folder."""
 
     def __init__(self, config: "RunConfig", folder: Path) -> None:
@@ -96,14 +102,14 @@ def training(console: Console, config: "RunConfig", folder: Path, quiet: bool) -
     if quiet or console.quiet:
         yield lambda event: None
     elif console.is_terminal:
-        with _bar(console, RunHere(config, folder)) as on_event:
+        with _bar(console, TrainingRun(config, folder)) as on_event:
             yield on_event
     else:
-        yield _plain(console, RunHere(config, folder))
+        yield _plain(console, TrainingRun(config, folder))
 
 
 @contextmanager
-def _bar(console: Console, run: RunHere) -> Iterator[OnEvent]:
+def _bar(console: Console, run: TrainingRun) -> Iterator[OnEvent]:
     words = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
     columns = (
         TextColumn(f"[bold]{run.config.method.name}[/]", table_column=Column(no_wrap=True)),
@@ -127,14 +133,14 @@ def _bar(console: Console, run: RunHere) -> Iterator[OnEvent]:
         yield on_event
 
 
-def _plain(console: Console, run: RunHere) -> OnEvent:
+def _plain(console: Console, run: TrainingRun) -> OnEvent:
     """A line at each task's end, and in between at most every few seconds."""
     last = time.monotonic()
 
     def on_event(event: Event) -> None:
         nonlocal last
         run.note(event)
-        due = isinstance(event, EpochEnded) and time.monotonic() - last > LINES_S
+        due = isinstance(event, EpochEnded) and time.monotonic() - last > TRAINING_LINES_S
         if due or isinstance(event, Evaluated):
             last, now = time.monotonic(), run.progress
             ahead = "" if now.left_s is None else f"{duration(now.left_s)} left"

@@ -77,7 +77,7 @@ def _show(plans: list["Plan"]) -> None:
 
     console = console_for(False)
     if len(plans) == 1:
-        show(planned.tasks(plans[0]), console, whole=not console.is_terminal)
-    show(planned.side_by_side(plans), console, whole=not console.is_terminal)
+        show(planned.tasks(plans[0]), console, uncut=not console.is_terminal)
+    show(planned.side_by_side(plans), console, uncut=not console.is_terminal)
     for line in dict.fromkeys(line for plan in plans for line in plan.warnings):
         console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)

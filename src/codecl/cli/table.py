@@ -34,4 +34,4 @@ def table(
     if write:
         print(write(sheet), end="")
     else:
-        formats.show(sheet, console_for(False), whole=paper)
+        formats.show(sheet, console_for(False), uncut=paper)

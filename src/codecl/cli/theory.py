@@ -43,7 +43,7 @@ def check(
     def show(sheet: "Sheet") -> None:
         sheets.append(sheet)
         if not as_json:
-            formats.show(sheet, console, whole=True)
+            formats.show(sheet, console, uncut=True)
 
     with console.status("walking"):
         checked = list(checks.checked(4 if quick else problems, seeds, steps))

@@ -57,11 +57,11 @@ def table(sheet: Sheet, folded: bool = False) -> Table:
     return out
 
 
-def show(sheet: Sheet, console: Console, whole: bool = False) -> None:
-    """The table, folded where the console is too narrow, and its note. `whole`: rather long lines than a cut number."""
+def show(sheet: Sheet, console: Console, uncut: bool = False) -> None:
+    """The table, folded where the console is too narrow, and its note. `uncut`: rather long lines than a cut number."""
     room, console.width = console.width, MAX_WIDTH
     fits = console.measure(table(sheet)).maximum <= room
-    console.width = MAX_WIDTH if whole else room
+    console.width = MAX_WIDTH if uncut else room
     console.print(table(sheet, folded=not fits))
     console.width = room
     if sheet.note:

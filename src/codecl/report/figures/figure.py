@@ -1,10 +1,10 @@
 """What a figure says, before anything draws it: the page, the picture files and the tables are made from this."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from codecl.report.configurations import Score
+from codecl.report.configurations import Configuration, Score
 
 Number = float | int | None  # None: not known
 Curve = Mapping[float, Number]  # x -> y, of one run
@@ -100,8 +100,15 @@ class Section(NamedTuple):
     figures: Mapping[str, Figure]  # by the name of the configuration; "" where one figure shows all
 
     @classmethod
-    def for_each(cls, key: str, title: str, figures: Mapping[str, Figure | None]) -> "Section | None":
+    def for_each(
+        cls,
+        key: str,
+        title: str,
+        configurations: Sequence[Configuration],
+        figure_of: Callable[[Configuration], Figure | None],
+    ) -> "Section | None":
         """A figure a configuration, of those that have something to show."""
+        figures = {configuration.name: figure_of(configuration) for configuration in configurations}
         shown = {name: figure for name, figure in figures.items() if figure}
         return cls(key, title, shown) if shown else None
 

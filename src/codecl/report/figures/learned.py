@@ -8,7 +8,7 @@ from codecl.runs.reader import Run
 
 
 def forgetting(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("forgetting", "Forgetting", {one.name: _forgetting(one) for one in configurations})
+    return Section.for_each("forgetting", "Forgetting", configurations, _forgetting)
 
 
 def _forgetting(configuration: Configuration) -> Lines | None:
@@ -73,7 +73,7 @@ def _mean(run: Run) -> Curve:
 
 
 def matrix(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("matrix", "Accuracy matrix", {one.name: _matrix(one) for one in configurations})
+    return Section.for_each("matrix", "Accuracy matrix", configurations, _matrix)
 
 
 def _matrix(configuration: Configuration) -> Heat | None:
@@ -97,7 +97,7 @@ def _matrix(configuration: Configuration) -> Heat | None:
 
 
 def free(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("free", "Free space", {one.name: _free(one) for one in configurations})
+    return Section.for_each("free", "Free space", configurations, _free)
 
 
 def _free(configuration: Configuration) -> Lines | None:

@@ -51,7 +51,7 @@ def in_categories(line: Series, count: int) -> Series:
 
 
 def network(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("network", "Network", {one.name: _network(one) for one in configurations})
+    return Section.for_each("network", "Network", configurations, _network)
 
 
 def _network(configuration: Configuration) -> Network | None:
