@@ -162,7 +162,7 @@ def run(
         dealt = deal(config, tasks, place)
         module = module if module is not None else build_model(config, dealt[0].shape, dealt[0].classes)
         done = here.broadcast(lambda: _dumped(recorded(folder, config)))
-        if done is not None and not again:
+        if done and not again:
             return Result(done, folder, False, module)
         with computing(place), seeded(config.seed, "trial", place):
             setup, state = assemble(config, module, dealt, place, here.exchange)
@@ -178,14 +178,12 @@ def run(
             finished = True
         finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
             metrics = writer.close("complete" if finished else "partial")
-        results = here.broadcast(lambda: _dumped(metrics))
-        assert results is not None, "the leading process has them"
-        return Result(results, folder, True, module)
+        return Result(here.broadcast(lambda: _dumped(metrics)), folder, True, module)
 
 
-def _dumped(metrics: Metrics | None) -> dict[str, Any] | None:
-    """Plain values, which travel between ranks and are a caller's to use."""
-    return metrics.dump() if metrics else None
+def _dumped(metrics: Metrics | None) -> dict[str, Any]:
+    """Plain values, which travel between ranks and are a caller's to use; empty: there are none."""
+    return metrics.dump() if metrics else {}
 
 
 def _check_ranks(config: RunConfig, here: Ranks) -> None:

@@ -76,7 +76,7 @@ def test_progress_is_what_the_metrics_say_in_the_end(run):
     assert (now.cc, now.cc_by_task) == (metrics.traffic.cc, metrics.traffic.cc_by_task)
     assert now.sent == metrics.traffic.train_bytes + metrics.traffic.boundary_bytes
     assert now.steps == now.all_steps == metrics.timing.iterations
-    assert (now.opened, now.closed, now.tasks, now.epoch) == (3, 3, 3, 2)
+    assert (now.opened, len(now.learned), now.tasks, now.epoch) == (3, 3, 3, 2)
     assert now.left_s == 0
     assert now.apart == metrics.consensus_error_by_task[-1]
     assert now.learned == [row[task] for task, row in enumerate(metrics.accuracy_matrix)]
@@ -89,12 +89,8 @@ def test_progress_at_every_event_goes_forward(run):
     assert stages[0] == Progress(epochs=2)
     assert [now.steps for now in stages] == sorted(now.steps for now in stages)
     position = next(now for now in stages if now.opened == 2 and now.epoch == 1)
-    assert (position.phase, position.closed, position.all_steps, position.ended) == (
-        "training",
-        1,
-        stages[-1].steps,
-        None,
-    )
+    assert (position.phase, len(position.learned), position.ended) == ("training", 1, None)
+    assert position.all_steps == stages[-1].steps
     assert position.left_s == pytest.approx(
         (position.all_steps - position.steps) / position.steps_a_second
         + 2 * sum(event.seconds for event in events if isinstance(event, Grown | Evaluated) and event.task == 0)
@@ -201,7 +197,7 @@ def test_a_run_is_followed_to_its_end(run, tmp_path):
     (writing.folder / "events.jsonl").write_text("".join(writing.lines[: writing.at]))
     writing.until("eval", 1)
     seen = follower.look()
-    assert [end.closed for end in seen.new] == [1, 2]  # both task ends are told, though nobody looked in between
+    assert [len(end.learned) for end in seen.new] == [1, 2]  # both task ends are told, though nobody looked in between
     assert seen.state == "under way"
     writing.until("end")
     assert follower.look().state == "under way"  # its metrics are not there yet
@@ -300,6 +296,6 @@ def test_a_peer_knows_who_is_away(run):
     changes = [("connected", 0), ("connected", 2), ("lost", 0), ("disconnected", 2), ("dead", 2), ("linked", 3)]
     events = peer_events(read_events(run), changes)
     now = progress(events, 2)
-    assert (now.away, now.missed, now.note) == ([0, 2], 6 * 4, "linked 3")
+    assert (now.away, now.missed) == ([0, 2], 6 * 4)
     assert now.apart == [event for event in read_events(run) if isinstance(event, EpochEnded)][-1].consensus_error
     assert progress([*events, MemberChanged(agent=2, state="alive")], 2).away == [0]

@@ -104,10 +104,6 @@ def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -
     return arrived, announced
 
 
-def nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def digest(payload: Tensors) -> str:
     """SHA-256 of names, types, shapes and values. Law: equal if and only if the tensors are equal, bit for bit."""
     out = hashlib.sha256()

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Tensors, Traffic, digest, nbytes
+from codecl.exchange.base import Tensors, Traffic, digest
 from codecl.exchange.topology import Topology
 
 
@@ -35,7 +35,7 @@ class Simulated:
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Mixed:
-        self.traffic.count(kind, len(self.topology.edges), nbytes(rows_AD[0]))
+        self.traffic.count(kind, len(self.topology.edges), rows_AD[0].nbytes)
         if self._beside is None:
             return Mixed(self._mixing_AA @ rows_AD, None)
         self._beside.wait_stream(torch.cuda.current_stream())
@@ -46,14 +46,14 @@ class Simulated:
         sums = [dict(part) for part in parts]
         for parent, child in reversed(self.topology.tree_to(root)):
             for name, tensor in sums[child].items():
-                self.traffic.count("reduce", 1, nbytes(tensor))
+                self.traffic.count("reduce", 1, tensor.nbytes)
                 sums[parent][name] = sums[parent][name] + tensor
         return sums[root]
 
     def flood(self, root: int, payload: Tensors | None) -> tuple[dict[str, Tensor], str]:
         assert payload is not None, "all agents live here, the root too"
         sends = len(self.topology.tree(root))
-        self.traffic.count("flood", sends, sum(map(nbytes, payload.values())))
+        self.traffic.count("flood", sends, sum(value.nbytes for value in payload.values()))
         return dict(payload), digest(payload)
 
     def consensus_error(self, rows_AD: Tensor) -> float:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Tensors, Traffic, digest, nbytes
+from codecl.exchange.base import Tensors, Traffic, digest
 from codecl.exchange.topology import Topology
 from codecl.peers import history as charts
 from codecl.peers.frames import Kind
@@ -69,7 +69,7 @@ class Peers:
             pairs = {peer: peer in live for peer in weights if peer in hearers}
             if self.announced != box.at:
                 reached = box.say_row(row_D.cpu(), lambda peer: pairs.get(peer, True))
-                self.traffic.count(kind, reached, nbytes(row_D))
+                self.traffic.count(kind, reached, row_D.nbytes)
             if box.step % TELL == 0:
                 for peer in set(weights) - hearers:  # they hear nothing else of ours
                     box.send(peer, Kind.BEAT)
@@ -172,7 +172,7 @@ class Peers:
                         sums = {name: value + arrived[name].to(value) for name, value in sums.items()}
                 elif child == self.me and box.send(parent, Kind.SUM, sums, root=root, number=number):
                     for tensor in sums.values():
-                        self.traffic.count("reduce", 1, nbytes(tensor))
+                        self.traffic.count("reduce", 1, tensor.nbytes)
         return sums if root == self.me else None
 
     def _sum_of(self, child: int, key: tuple[int, int, int, int]) -> Tensors | None:
@@ -203,7 +203,7 @@ class Peers:
             self.take(chart)
             for parent, child in box.neighbours.tree(chart.facts["grower"]):
                 if parent == self.me and box.hand(child, chart):
-                    self.traffic.count("flood", 1, sum(map(nbytes, chart.tensors.values())))
+                    self.traffic.count("flood", 1, sum(value.nbytes for value in chart.tensors.values()))
         arrived = {name: value.to(self.device) for name, value in chart.tensors.items()}
         return arrived, digest(chart.tensors)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from codecl.exchange.base import Tensors, nbytes
+from codecl.exchange.base import Tensors
 from codecl.exchange.topology import Topology
 from codecl.peers import frames
 from codecl.peers import history as charts
@@ -117,7 +117,8 @@ class Mailbox:
     # out
 
     def send(self, peer: int, kind: Kind, tensors: Tensors | None = None, may_drop: bool = False, **more: Any) -> bool:
-        return self.put(peer, self.encoded(kind, tensors, **more), sum(map(nbytes, (tensors or {}).values())), may_drop)
+        size = sum(value.nbytes for value in (tensors or {}).values())
+        return self.put(peer, self.encoded(kind, tensors, **more), size, may_drop)
 
     def encoded(self, kind: Kind, tensors: Tensors | None = None, **more: Any) -> bytes:
         about = {"fleet": self.me.fleet, "sender": self.me.agent, "task": self.task, "step": self.step}
@@ -143,7 +144,7 @@ class Mailbox:
             flag = hears(peer)
             if flag not in made:
                 made[flag] = self.encoded(Kind.ROW, {"row": row_D}, hears=flag)
-            reached += self.put(peer, made[flag], nbytes(row_D), may_drop=True)
+            reached += self.put(peer, made[flag], row_D.nbytes, may_drop=True)
         self._last = next(iter(made.values()), None)
         if self._last is None:
             self._last = self.encoded(Kind.ROW, {"row": row_D}, hears=True)

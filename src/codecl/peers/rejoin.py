@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import nbytes
 from codecl.peers.exchange import ASK_S, TICK_S, Peers
 from codecl.peers.history import Chart
 from codecl.peers.node import Mailbox, Row
@@ -104,7 +103,7 @@ def _announce(peers: Peers, joined: Joined) -> Joined:
     box.live = {peer: box.at for peer in box.neighbours.weights if peer in box.links.up}
     if not joined.agreed:
         reached = box.say_row(joined.row_D, lambda peer: True)
-        peers.traffic.count("train", reached, nbytes(joined.row_D))
+        peers.traffic.count("train", reached, joined.row_D.nbytes)
     box.note("joined", peers.me, f"at step {joined.step}")
     return joined
 

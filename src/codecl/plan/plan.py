@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from codecl.data.task import Task
-from codecl.exchange.base import nbytes
 from codecl.exchange.topology import Matrix, Topology
 from codecl.plan.forecast import SURE, Forecast, Known, Like
 from codecl.runs.build import assemble, build_model, computing, deal, seeded
@@ -215,8 +214,8 @@ def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, in
         each = max(each, (rows * message.coordinates + message.whole) * forecast.itemsize)
         shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
     shared += sum(forecast.heads) * forecast.itemsize
-    train = sum(nbytes(data.train[0]) for data in setup.tasks)
-    test = sum(nbytes(data.test[0]) for data in setup.tasks)
+    train = sum(data.train[0].nbytes for data in setup.tasks)
+    test = sum(data.test[0].nbytes for data in setup.tasks)
     agents, each = setup.topology.agents, each + activations
     return shared + each + train // agents + test, shared + agents * each + train + test
 
@@ -231,7 +230,7 @@ def _activations(setup: Setup, state: State) -> int:
 
     def keep(tensor: Tensor) -> Tensor:
         if tensor.data_ptr() not in known:
-            kept[tensor.data_ptr()] = max(kept.get(tensor.data_ptr(), 0), nbytes(tensor))
+            kept[tensor.data_ptr()] = max(kept.get(tensor.data_ptr(), 0), tensor.nbytes)
         return tensor
 
     images, labels = next(data.epoch(0, [0], setup.train.batch_size))

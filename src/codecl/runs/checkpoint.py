@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from safetensors.torch import load, load_file, save, save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import codecl
@@ -24,6 +24,7 @@ from codecl.train.state import State, TaskPosition
 
 KEPT = 2
 SCHEMA = 1
+INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)?\s*")
 UNITS = {"s": 1, "min": 60, "h": 3600}
 TENSORS, FACTS = "state.safetensors", "checkpoint.json"
 
@@ -38,23 +39,17 @@ class CheckpointConfig(BaseModel):
     @field_validator("every")
     @classmethod
     def _readable(cls, value: int | str) -> int | str:
-        if _steps_or_seconds(value) is None:
+        match = INTERVAL.fullmatch(str(value))
+        if not match or float(match[1]) <= 0:
             raise ValueError("it should be a number of steps above 0, or a time such as 30s, 5min or 1h")
         return value
 
     def due(self, steps: int, seconds: float) -> bool:
         """Whether so many steps or seconds after the last checkpoint it is time for another."""
-        found = _steps_or_seconds(self.every)
-        assert found is not None
-        least, is_time = found
-        return (seconds if is_time else steps) >= least
-
-
-def _steps_or_seconds(value: int | str) -> tuple[float, bool] | None:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)?", str(value).strip())
-    if not found or float(found[1]) <= 0:
-        return None
-    return float(found[1]) * UNITS.get(found[2], 1), found[2] is not None
+        match = INTERVAL.fullmatch(str(self.every))
+        assert match is not None, "it was checked"
+        passed = seconds / UNITS[match[2]] if match[2] else steps
+        return passed >= float(match[1])
 
 
 class Checkpoint(NamedTuple):
@@ -73,11 +68,11 @@ def write(folder: Path, point: Checkpoint) -> None:
     for path in (unfinished, place):
         shutil.rmtree(path, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save_file(_flat(point), unfinished / TENSORS)
+    save_file(tensors_of(point), unfinished / TENSORS)
     facts = {
         "schema": SCHEMA,
         "codecl": codecl.__version__,
-        **_position(point),
+        **position_of(point),
         "events_digest": _digest(folder.parent / "events.jsonl", point.events),
         "tensors_digest": _digest(unfinished / TENSORS),
     }
@@ -87,7 +82,12 @@ def write(folder: Path, point: Checkpoint) -> None:
         _sync(path)
     os.replace(unfinished, place)
     _sync(folder)
-    for old in _steps(folder)[KEPT:]:
+    keep(folder, KEPT)
+
+
+def keep(folder: Path, count: int) -> None:
+    """All but the newest are gone."""
+    for old in _steps(folder)[count:]:
         shutil.rmtree(folder / str(old), ignore_errors=True)
 
 
@@ -102,12 +102,6 @@ def latest(folder: Path, device: torch.device) -> Checkpoint | None:
     return None
 
 
-def keep_last(folder: Path) -> None:
-    """All but the newest are gone: a finished run goes on from its end alone."""
-    for old in _steps(folder)[1:]:
-        shutil.rmtree(folder / str(old), ignore_errors=True)
-
-
 def _steps(folder: Path) -> list[int]:
     """Of the checkpoints that are there, the newest first."""
     return sorted((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), reverse=True)
@@ -115,33 +109,23 @@ def _steps(folder: Path) -> list[int]:
 
 def _load(path: Path, device: torch.device) -> Checkpoint:
     facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
-    found = facts.pop("digest")
+    digest = facts.pop("digest")
     if (facts["schema"], facts["codecl"]) != (SCHEMA, codecl.__version__):
         raise ConfigError(
             f"{path}: is a checkpoint of codecl {facts['codecl']} (schema {facts['schema']}), this is"
             f" {codecl.__version__} (schema {SCHEMA}); go on with that version, or start again with --again"
         )
-    if found != _own_digest(facts):
+    if digest != _own_digest(facts):
         raise ValueError("its digest differs")
     if facts["tensors_digest"] != _digest(path / TENSORS):
         raise ValueError("the digest of its tensors differs")
     if facts["events_digest"] != _digest(path.parents[1] / "events.jsonl", facts["events"]):
         raise ValueError("events.jsonl is not what it was")
-    return _unflat(load_file(path / TENSORS, device=str(device)), facts)
+    return from_tensors(load_file(path / TENSORS, device=str(device)), facts)
 
 
-def packed(point: Checkpoint) -> bytes:
-    """For another process. Law: unpacked undoes it."""
-    return save(_flat(point), {"facts": json.dumps(_position(point))})
-
-
-def unpacked(data: bytes, device: torch.device) -> Checkpoint:
-    length = int.from_bytes(data[:8], "little")  # safetensors: a JSON header, then the tensors
-    facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
-    return _unflat({name: value.clone().to(device) for name, value in load(data).items()}, facts)
-
-
-def _position(point: Checkpoint) -> dict[str, Any]:
+def position_of(point: Checkpoint) -> dict[str, Any]:
+    """What is known of the place beside the tensors."""
     return {
         "finished": len(point.state.heads),
         "epoch": point.position.epoch if point.position else None,
@@ -150,8 +134,8 @@ def _position(point: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _unflat(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
-    """`_flat` undone, with what is known of the place beside it."""
+def from_tensors(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
+    """`tensors_of` and `position_of` undone."""
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
@@ -163,7 +147,7 @@ def _unflat(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(state, position, facts["step"], facts["events"], under("generators/"))
 
 
-def _flat(point: Checkpoint) -> dict[str, Tensor]:
+def tensors_of(point: Checkpoint) -> dict[str, Tensor]:
     """Every tensor under a name that says where it belongs."""
     state = point.state
     named: dict[str, Tensor] = {f"parameters/{name}": value for name, value in state.parameters.items()}

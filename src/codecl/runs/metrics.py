@@ -8,11 +8,10 @@ from codecl.train.events import (
     Agreed,
     EpochEnded,
     Evaluated,
-    Flooded,
-    Grown,
     InTask,
     LinksClosed,
     Recorded,
+    Sent,
     Status,
     TaskOpened,
     of_type,
@@ -99,7 +98,7 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
     in every message."""
     epochs, agreements = of_type(events, EpochEnded), of_type(events, Agreed)
     train_bytes = sum(epoch.bytes for epoch in epochs)
-    boundary_bytes = sum(event.bytes for kind in (Agreed, Grown, Flooded) for event in of_type(events, kind))
+    boundary_bytes = sum(message.bytes for message in of_type(events, Sent)) - train_bytes
     full_bytes = reference_full = reference_sent = 0
     by_task: list[float | None] = []
     for task in last_of_task(of_type(events, TaskOpened)):

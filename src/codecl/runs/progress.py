@@ -46,7 +46,6 @@ class Progress(NamedTuple):
     ended: Status | None = None
     tasks: int = 0  # all
     opened: int = 0
-    closed: int = 0
     names: Sequence[str] = ()
     epoch: int = 0  # done, of the task that is open
     epochs: int = 0  # of a task
@@ -66,7 +65,6 @@ class Progress(NamedTuple):
     longest_s: float = 0.0  # that passed before an event
     away: Sequence[int] = ()  # neighbours of a peer that are lost
     missed: int = 0  # messages that a peer did not hear
-    note: str = ""  # a peer's last change in membership
 
 
 def progress(events: Sequence[Recorded], epochs: int) -> Progress:
@@ -83,7 +81,6 @@ def progress(events: Sequence[Recorded], epochs: int) -> Progress:
         phase=next(PHASES[event.kind] for event in reversed(events) if event.kind in PHASES),
         ended=bounds[-1].status if isinstance(bounds[-1], RunEnded) else None,
         tasks=about.tasks,
-        closed=len(matrix),
         learned=[row[task] for task, row in enumerate(matrix)],
         known=[score for score in matrix[-1] if score is not None] if matrix else [],
         acc=so_far.acc,
@@ -137,13 +134,10 @@ def _between(events: Sequence[Recorded], tasks: int) -> float:
 def _neighbours(events: Sequence[Recorded]) -> dict[str, Any]:
     """What a peer says of its neighbours; nothing, of agents that share a process."""
     away: dict[int, bool] = {}
-    members = of_type(events, MemberChanged)
-    for event in members:
+    for event in of_type(events, MemberChanged):
         away[event.agent] = AWAY.get(event.state, away.get(event.agent, False))
-    changes = [event for event in members if event.state not in ("connected", "disconnected")]
     missed = [spans for event in of_type(events, EpochEnded) for spans in (event.missed or {}).values()]
     return {
         "away": sorted(agent for agent, is_away in away.items() if is_away),
         "missed": sum(last - first + 1 for spans in missed for first, last in spans),
-        "note": f"{changes[-1].state} {changes[-1].agent}" if changes else "",
     }

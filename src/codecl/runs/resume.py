@@ -9,6 +9,7 @@ from torch import Tensor
 
 from codecl.exchange import Exchange
 from codecl.exchange.cluster.ranks import Ranks
+from codecl.exchange.cluster.wire import packed, unpacked
 from codecl.runs import checkpoint
 from codecl.runs.build import seeded
 from codecl.runs.checkpoint import Checkpoint
@@ -47,9 +48,13 @@ def events(writer: Writer, setup: Setup, state: State, ranks: Ranks) -> Generato
 
 def _broadcast(point: Checkpoint | None, ranks: Ranks) -> Checkpoint | None:
     """The leading process's checkpoint, at every rank: the others need not see its files."""
-    if ranks.size == 1 or not ranks.broadcast(lambda: point is not None):
+    if ranks.size == 1:
         return point
-    return checkpoint.unpacked(ranks.broadcast_bytes(lambda: checkpoint.packed(point) if point else b""), ranks.device)
+    position = ranks.broadcast(lambda: checkpoint.position_of(point) if point else None)
+    if position is None:
+        return None
+    data = ranks.broadcast_bytes(lambda: packed(checkpoint.tensors_of(point) if point else {}))
+    return checkpoint.from_tensors(unpacked(data, ranks.device), position)
 
 
 def _generators(exchange: Exchange, device: torch.device) -> dict[str, Tensor]:

@@ -164,7 +164,7 @@ class RunWriter:
                 save_model(self.state, self.folder / "model")
             _write(self.folder / "metrics.json", out.dump())
             if status == "complete":
-                checkpoint.keep_last(self.folder / "checkpoint")
+                checkpoint.keep(self.folder / "checkpoint", 1)  # more tasks go on from its end
             return out
         finally:
             with suppress(OSError):

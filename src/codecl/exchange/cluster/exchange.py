@@ -4,7 +4,6 @@ gradient is computed.
 Shapes: A agents of this rank, D numbers of a message, H agents elsewhere that are heard here.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from codecl.errors import ConfigError
-from codecl.exchange.base import Sent, Tensors, Traffic, digest, nbytes
-from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Form, Posted, Wire, forms, packed, unpacked
+from codecl.exchange.base import Sent, Tensors, Traffic, digest
+from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Posted, Wire, packed, unpacked
 from codecl.exchange.topology import Topology
 
 
@@ -73,7 +72,7 @@ class Cluster:
         self._mixing_AA, self._mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Round:
-        self.traffic.count(kind, self._from, nbytes(rows_AD[0]))
+        self.traffic.count(kind, self._from, rows_AD[0].nbytes)
         heard_HD = rows_AD.new_empty(self._mixing_AH.shape[1], rows_AD.shape[1])
         parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
@@ -83,18 +82,17 @@ class Cluster:
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
         sums = dict(zip(self.agents, map(dict, parts), strict=True))
-        form, posted = forms(parts[0]), []
+        posted: list[Posted] = []
         for parent, child in reversed(self.topology.tree_to(root)):
             arrived: dict[str, Tensor] = {}
             if child in sums:
                 arrived = sums.pop(child)
                 for tensor in arrived.values():
-                    self.traffic.count("reduce", 1, nbytes(tensor))
+                    self.traffic.count("reduce", 1, tensor.nbytes)
                 if parent not in sums:
-                    posted.append(self.wire.send(self.home[parent], packed(arrived, self.wire.device)))
+                    posted += self.wire.say(self.home[parent], packed(arrived))
             elif parent in sums:
-                empty = torch.empty(sum(one.size for one in form), dtype=torch.uint8, device=self.wire.device)
-                arrived = unpacked(self.wire.receive(self.home[child], empty), form)
+                arrived = unpacked(self.wire.hear(self.home[child]), self.wire.device)
             if parent in sums:
                 sums[parent] = {name: value + arrived[name] for name, value in sums[parent].items()}
         for post in posted:
@@ -109,15 +107,18 @@ class Cluster:
             if self.home[child] != self.home[root]:
                 above.setdefault(self.home[child], self.home[parent])
         if self.rank in above:
-            header = self.wire.hear(above[self.rank])
-            flat, arrived, announced = self._heard(above[self.rank], header)
+            announced = self.wire.hear(above[self.rank]).decode()
+            data = self.wire.hear(above[self.rank])
+            arrived = unpacked(data, self.wire.device)
         else:
             assert payload is not None, "the root lives here"
-            flat, arrived, announced = packed(payload, self.wire.device), dict(payload), digest(payload)
-            header = json.dumps({"digest": announced, "tensors": forms(payload)}).encode()
+            announced = digest(payload)
+            data = packed(payload)
+            arrived = dict(payload)
         below = [rank for rank, hears in above.items() if hears == self.rank]
-        posted = [post for rank in below for post in (*self.wire.say(rank, header), self.wire.send(rank, flat))]
-        self.traffic.count("flood", sum(parent in self.agents for parent, _ in tree), flat.numel())
+        posted = [post for rank in below for text in (announced.encode(), data) for post in self.wire.say(rank, text)]
+        size = sum(value.nbytes for value in arrived.values())
+        self.traffic.count("flood", sum(parent in self.agents for parent, _ in tree), size)
         for post in posted:
             post.wait(BOUNDARY)
         return arrived, announced
@@ -133,13 +134,6 @@ class Cluster:
         everyone = rows_A.new_zeros(self.topology.agents, *rows_A.shape[1:])
         everyone[list(self.agents)] = rows_A
         return self._summed(everyone)
-
-    def _heard(self, peer: int, header: bytes) -> tuple[Tensor, dict[str, Tensor], str]:
-        told = json.loads(header)
-        known = [Form(*form) for form in told["tensors"]]
-        empty = torch.empty(sum(form.size for form in known), dtype=torch.uint8, device=self.wire.device)
-        flat = self.wire.receive(peer, empty)
-        return flat, unpacked(flat, known), told["digest"]
 
     def _summed(self, values: Tensor) -> Tensor:
         """The sum over ranks, the same at all, bit for bit: up a binary tree of ranks and down again. For watching."""

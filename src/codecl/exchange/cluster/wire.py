@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 
 from codecl.errors import RunFailed
-from codecl.exchange.base import Tensors, nbytes
+from codecl.exchange.base import Tensors
 from codecl.registry import reason
 
 ROUND = timedelta(seconds=60)  # longer than any step is late
@@ -57,7 +58,7 @@ class Wire:
         peers = [*receives, *sends]
         ops = [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives.items()]
         ops += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends.items()]
-        self.sent_bytes += sum(map(nbytes, sends.values()))
+        self.sent_bytes += sum(tensor.nbytes for tensor in sends.values())
         if not ops:
             return Posted((), ())
         names = [self.name(peer) for peer in peers]
@@ -107,34 +108,13 @@ def _heedful(work: Any, patience: timedelta) -> None:
         raise failed[0]
 
 
-def packed(tensors: Tensors, device: torch.device) -> Tensor:
-    """All bytes in a row. Law: unpacked undoes it, bit for bit."""
-    parts = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
-    return torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *parts])
+def packed(tensors: Tensors) -> bytes:
+    """As safetensors. Law: unpacked undoes it, bit for bit."""
+    return save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
 
 
-class Form(NamedTuple):
-    """What one has to know of a tensor to read its bytes."""
-
-    name: str
-    dtype: str
-    shape: Sequence[int]
-
-    @property
-    def size(self) -> int:
-        return torch.Size(self.shape).numel() * getattr(torch, self.dtype).itemsize
-
-
-def forms(tensors: Tensors) -> list[Form]:
-    return [Form(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()]
-
-
-def unpacked(flat: Tensor, known: Sequence[Form]) -> dict[str, Tensor]:
-    pieces = flat.split([form.size for form in known]) if known else ()
-    return {  # a copy starts where its type may
-        form.name: piece.clone().view(getattr(torch, form.dtype)).reshape(tuple(form.shape))
-        for form, piece in zip(known, pieces, strict=True)
-    }
+def unpacked(data: bytes, device: torch.device) -> dict[str, Tensor]:
+    return {name: value.clone().to(device) for name, value in load(data).items()}
 
 
 def _lost(name: str, error: RuntimeError, patience: timedelta) -> RankLost:
