@@ -7,17 +7,22 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from codecl import api
 from codecl.cli import display
+from codecl.cli.live import training
 from codecl.cli.watch import go_on
-from codecl.report.units import duration
+from codecl.report.units import duration, size
 from codecl.runs import config as presets
 from codecl.runs import grid
 from codecl.runs.folder import folder_of
 from codecl.runs.follow import Follower
 from codecl.runs.progress import progress
-from codecl.runs.reader import read_events
+from codecl.runs.reader import read_events, read_metrics
+from codecl.train.events import EpochEnded
+from tests import problems
 from tests.runs.test_follow import record
 
 
@@ -105,3 +110,42 @@ def test_a_run_without_a_command_has_none_made_up(run, tmp_path):
     assert go_on(run) == same  # made by a call
     assert go_on(tmp_path / "nowhere") == same
     assert go_on(Path("seed-1")) == same
+
+
+class Stop(Exception):
+    pass
+
+
+def train(out, console, stop_at=None):
+    """A run of this process that is shown on a console; stopped at the end of an epoch."""
+    config = problems.config()
+    with training(console, config, folder_of(config, out), quiet=False) as shown:
+
+        def on_event(event):
+            shown(event)
+            if isinstance(event, EpochEnded) and (event.task, event.epoch) == stop_at:
+                raise Stop
+
+        return api.run(config, out=out, module=problems.perceptron(), tasks=problems.tasks(), on_event=on_event)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_is_resumed_goes_on_counting(tmp_path, terminal):
+    def console():
+        return Console(width=160, file=io.StringIO(), force_terminal=terminal)
+
+    torch.manual_seed(0)  # the same module each time
+    with pytest.raises(Stop):
+        train(tmp_path, console(), stop_at=(1, 1))
+    torch.manual_seed(0)
+    resumed = console()
+    metrics = read_metrics(train(tmp_path, resumed).folder)
+    text = resumed.file.getvalue()
+    assert "task 1/3" not in text
+    assert f"ACC {metrics.acc:.2f} % · CC {metrics.traffic.cc:.2f} · sent {size(metrics.traffic.sent_bytes)}" in text
+
+
+def test_a_quiet_run_shows_nothing(tmp_path):
+    console = Console(file=io.StringIO(), quiet=True)  # as where another rank prints
+    train(tmp_path, console)
+    assert console.file.getvalue() == ""

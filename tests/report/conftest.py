@@ -50,3 +50,17 @@ def others(tmp_path_factory):
 def copied(recorded, tmp_path):
     """The runs of `recorded`, to be changed."""
     return shutil.copytree(recorded, tmp_path / "runs")
+
+
+def one_of(runs, method="codec", seed=1):
+    (folder,) = runs.glob(f"quickstart-{method}-ring4-*/seed-{seed}")
+    return folder
+
+
+def events(folder):
+    return (folder / "events.jsonl").read_text().splitlines(keepends=True)
+
+
+def changed(folder, **fields):
+    path = folder / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

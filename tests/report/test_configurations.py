@@ -8,8 +8,7 @@ import pytest
 from codecl.report.configurations import common_tasks, group
 from codecl.report.figures.figure import Series
 from codecl.report.gather import gather
-from tests.report.conftest import make
-from tests.report.test_gather import changed, one_of
+from tests.report.conftest import changed, make, one_of
 
 
 def named(*paths):

@@ -11,7 +11,7 @@ from codecl.report.figures import epochs, sections, sending
 from codecl.report.figures.figure import Bars, Lines, Series, numbers
 from codecl.report.gather import gather
 from codecl.train.events import EpochEnded, Flooded, Grown
-from tests.report.test_gather import events, one_of
+from tests.report.conftest import events, one_of
 
 
 def made(*paths):

@@ -10,20 +10,7 @@ from codecl.report.figures import sections
 from codecl.report.gather import gather
 from codecl.runs.reader import find_runs, read_config, read_metrics
 from codecl.train.events import EpochEnded
-
-
-def one_of(runs, method="codec", seed=1):
-    (folder,) = runs.glob(f"quickstart-{method}-ring4-*/seed-{seed}")
-    return folder
-
-
-def events(folder):
-    return (folder / "events.jsonl").read_text().splitlines(keepends=True)
-
-
-def changed(folder, **fields):
-    path = folder / "metrics.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+from tests.report.conftest import changed, events, one_of
 
 
 def test_all_runs_as_they_were_recorded(recorded):

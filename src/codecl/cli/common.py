@@ -1,7 +1,7 @@
 """What the commands share: the app, options, output."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,13 +48,3 @@ def console_for(to_stderr: bool) -> "Console":
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in
         console.width = max(console.width, 240)
     return console
-
-
-def listed(entries: dict[str, str]) -> None:
-    width = max(map(len, entries))
-    for name, about in entries.items():
-        typer.echo(f"{name:<{width}}  {about}")
-
-
-def first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
