@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -13,7 +13,7 @@ from rich.table import Column
 
 from codecl.cli.display import about, drawn, left, line, names
 from codecl.report.units import duration
-from codecl.runs.follow import FollowerView, Snapshot
+from codecl.runs.follow import FollowerView, Liveness, Snapshot
 from codecl.runs.progress import Progress as RunProgress
 from codecl.runs.progress import progress
 from codecl.runs.reader import read_events
@@ -43,21 +43,27 @@ def following(console: Console, once: bool = False) -> Iterator[Show]:
         yield _lines(console)
 
 
+class _LastLine(NamedTuple):
+    state: Liveness
+    epochs: int
+    time: float
+
+
 def _lines(console: Console) -> Show:
     """A line at each task's end and each change of state, and a line an epoch at most every few seconds."""
-    said: dict[Path, tuple[str, int, float]] = {}  # state, epochs and time of the last line
+    last: dict[Path, _LastLine] = {}
 
     def show(view: FollowerView) -> None:
         called = names(view)
         for snapshot in (snapshot for run in view.runs for snapshot in run.parts):
-            state, epochs, when = said.get(snapshot.folder, ("", 0, 0.0))
+            before = last.get(snapshot.folder)
             now = time.monotonic()
-            ends = [snapshot._replace(progress=end) for end in snapshot.new]
-            lines = list(map(_line, ends)) if state else []
-            if not state and not called[snapshot.folder]:
+            epochs = len(snapshot.progress.losses)
+            lines = [_line(snapshot._replace(progress=end)) for end in snapshot.new] if before else []
+            if not before and not called[snapshot.folder]:
                 lines.append(about(snapshot.progress))
-            due = len(snapshot.progress.losses) != epochs and now - when >= LINES_S
-            if snapshot.state != state:
+            due = before and epochs != before.epochs and now - before.time >= LINES_S
+            if not before or snapshot.state != before.state:
                 lines.append(f"{snapshot.state} · {_line(snapshot)}")
             elif due and not snapshot.new:
                 lines.append(_line(snapshot))
@@ -65,7 +71,7 @@ def _lines(console: Console) -> Show:
                 prefix = f"{called[snapshot.folder]}: " if called[snapshot.folder] else ""
                 console.print(prefix + text, markup=False, highlight=False, soft_wrap=True)
             if lines:
-                said[snapshot.folder] = snapshot.state, len(snapshot.progress.losses), now
+                last[snapshot.folder] = _LastLine(snapshot.state, epochs, now)
 
     return show
 
@@ -78,7 +84,8 @@ class TrainingRun:
     """A run of this process, from its events; what was recorded before it was resumed is read from its folder."""
 
     def __init__(self, config: "RunConfig", folder: Path) -> None:
-        self.config, self.folder = config, folder
+        self.config = config
+        self.folder = folder
         self.events: list[Recorded] = []
         self.steps = 0
 
@@ -127,7 +134,8 @@ def _bar(console: Console, run: TrainingRun) -> Iterator[OnEvent]:
             if isinstance(event, Stepped):
                 bars.update(bar, completed=run.steps)
             elif isinstance(event, TaskOpened | Evaluated) or time.monotonic() - shown >= REFRESH_S:
-                shown, now = time.monotonic(), run.progress
+                shown = time.monotonic()
+                now = run.progress
                 bars.update(bar, description=line(now, ""), total=max(now.all_steps, 1))
 
         yield on_event
@@ -142,7 +150,8 @@ def _plain(console: Console, run: TrainingRun) -> OnEvent:
         run.note(event)
         due = isinstance(event, EpochEnded) and time.monotonic() - last > TRAINING_LINES_S
         if due or isinstance(event, Evaluated):
-            last, now = time.monotonic(), run.progress
+            last = time.monotonic()
+            now = run.progress
             ahead = "" if now.left_s is None else f"{duration(now.left_s)} left"
             text = f"{run.config.method.name} · {line(now, ahead)}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)

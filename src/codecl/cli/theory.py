@@ -38,7 +38,8 @@ def check(
     from codecl.theory import check as checks
     from codecl.theory import rates
 
-    console, sheets = console_for(as_json), list["Sheet"]()
+    console = console_for(as_json)
+    sheets: list[Sheet] = []
 
     def show(sheet: "Sheet") -> None:
         sheets.append(sheet)

@@ -29,7 +29,8 @@ def watch(
     from codecl.cli.live import following
     from codecl.runs.follow import Follower
 
-    console, follower = console_for(False), Follower(run, patience)
+    console = console_for(False)
+    follower = Follower(run, patience)
     _wait(follower)
     with following(console, once) as show:
         view = follower.look()
@@ -63,11 +64,11 @@ def go_on(folder: Path) -> str:
 
     same = "the command that started it goes on where it stopped"
     try:
-        config, out = read_config(folder), folder.parents[1]
-        command, made = _command(config, out)
+        config = read_config(folder)
+        command, made = _command(config, folder.parents[1])
     except (CodeclError, IndexError):
         return same
-    if made.decisive() != config.decisive() or folder_of(made, out) != folder:
+    if made.decisive() != config.decisive() or folder_of(made, folder.parents[1]) != folder:
         return same
     return f"go on with `{shlex.join(command)}`"
 
@@ -78,9 +79,9 @@ def _command(config: "RunConfig", out: Path) -> tuple[list[str], "RunConfig"]:
     from codecl.runs import grid
 
     settings = [f"{field}={value}" for field, value in changed(config).items()]
-    method, agents, topology, seed = config.method.name, str(config.agents), config.topology.name, str(config.seed)
-    (made,) = grid.configs(config.preset, method, agents, topology, seed, settings)
-    named = ["--method", method, "--agents", agents, "--topology", topology, "--seeds", seed]
-    changes = [word for setting in settings for word in ("--set", setting)]
+    names = (config.method.name, str(config.agents), config.topology.name, str(config.seed))
+    (made,) = grid.configs(config.preset, *names, settings)
+    options = [*zip(("--method", "--agents", "--topology", "--seeds"), names, strict=True)]
+    options += [("--set", setting) for setting in settings]
     elsewhere = ["--out", str(out)] if out != Path("runs") else []
-    return ["codecl", "run", config.preset, *named, *changes, *elsewhere], made
+    return ["codecl", "run", config.preset, *(word for option in options for word in option), *elsewhere], made

@@ -59,7 +59,8 @@ def table(sheet: Sheet, folded: bool = False) -> Table:
 
 def show(sheet: Sheet, console: Console, uncut: bool = False) -> None:
     """The table, folded where the console is too narrow, and its note. `uncut`: rather long lines than a cut number."""
-    room, console.width = console.width, MAX_WIDTH
+    room = console.width
+    console.width = MAX_WIDTH
     fits = console.measure(table(sheet)).maximum <= room
     console.width = MAX_WIDTH if uncut else room
     console.print(table(sheet, folded=not fits))

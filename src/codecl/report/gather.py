@@ -50,16 +50,16 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 def _order(run: Run) -> tuple[Any, ...]:
     """codec first, its opponents after it, methods of a user's own last; few agents before many."""
-    labels, methods = run.metrics, list(METHODS)
-    place = methods.index(labels.method) if labels.method in methods else len(methods)
+    labels = run.metrics
+    place = list(METHODS).index(labels.method) if labels.method in METHODS else len(METHODS)
     return labels.benchmark, place, labels.method, labels.topology, labels.agents
 
 
 def _nothing(paths: Sequence[Path], refused: Sequence[Refused]) -> str:
     if not refused:
         return f"{', '.join(map(str, paths)) or 'paths'}: no runs in it"
-    first, more = refused[0], len(refused) - 1
-    return f"{first.folder}: {first.why}" + (f"; nor can {more} more be used" if more else "")
+    first, *others = refused
+    return f"{first.folder}: {first.why}" + (f"; nor can {len(others)} more be used" if others else "")
 
 
 def finished(paths: Sequence[Path]) -> list[Run]:

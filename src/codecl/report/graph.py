@@ -74,7 +74,8 @@ def links_of(figure: Network) -> list[Link]:
 
 
 def _draw(axes: Axes, ends: tuple[Point, Point], bend: float, across: float, width: float, both: bool) -> None:
-    style, gap = "-" if both else "-|>", across / 2 + 1
+    style = "-" if both else "-|>"
+    gap = across / 2 + 1
     curve = f"arc3,rad={bend}"
     arrow = FancyArrowPatch(*ends, arrowstyle=style, connectionstyle=curve, mutation_scale=11, shrinkA=gap, shrinkB=gap)
     arrow.set(linewidth=width, color=LINK, zorder=1)

@@ -95,9 +95,10 @@ def _size(figure: Figure) -> tuple[float, float]:
             names = max(map(len, figure.categories))
             return SIZE[0] + LETTER * names, 1.4 + len(figure.categories) * (0.12 + 0.1 * len(figure.series))
         case Bars() | Lines() if len(figure.series) > BESIDE:  # room for the legend beside it
-            rows, names = min(len(figure.series), ROWS), max(len(series.name) for series in figure.series)
+            longest = max(len(series.name) for series in figure.series)
             columns = math.ceil(len(figure.series) / ROWS)
-            return SIZE[0] + columns * (0.6 + LETTER * names), max(SIZE[1], 0.19 * rows + 0.6)
+            rows = min(len(figure.series), ROWS)
+            return SIZE[0] + columns * (0.6 + LETTER * longest), max(SIZE[1], 0.19 * rows + 0.6)
         case _:
             return SIZE
 
@@ -170,7 +171,8 @@ def _name(axes: Axes, names: Sequence[str]) -> None:
 
 def _bars(axes: Axes, figure: Bars) -> None:
     """Upright, or lying where there are many long names."""
-    lying, width = _lies(figure), 0.8 / max(len(figure.series), 1)
+    lying = _lies(figure)
+    width = 0.8 / max(len(figure.series), 1)
     axes.grid(axis="x" if lying else "y")
     for place, series in enumerate(figure.series):
         x = [at + (place - (len(figure.series) - 1) / 2) * width for at in series.x]

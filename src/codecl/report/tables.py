@@ -71,7 +71,8 @@ def _beside_the_paper(rows: Sequence[Configuration]) -> list[Column]:
     """Ours, the paper's and the difference, three columns a score."""
     columns = []
     for name, unit in {"acc": " %", "bwt": " %", "cc": ""}.items():
-        pairs, title = [beside(row)[name] for row in rows], name.upper()
+        title = name.upper()
+        pairs = [beside(row)[name] for row in rows]
         columns += [
             Column(title + unit, [str(pair.ours) for pair in pairs], fold=True),
             Column(f"paper {title}", [str(pair.paper) for pair in pairs], fold=True),

@@ -89,7 +89,9 @@ class Board:
     that is resumed has its beginning, and its config."""
 
     def __init__(self, folder: str | Path, recorded: Path | None = None) -> None:
-        self.folder, self.recorded, self._points = Path(folder), recorded, Points()
+        self.folder = Path(folder)
+        self.recorded = recorded
+        self._points = Points()
         self._writer: SummaryWriter | None = None
         check()
 

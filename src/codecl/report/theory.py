@@ -73,7 +73,8 @@ def figures(slopes: Sequence[Slope]) -> list[Lines]:
 
 
 def _figure(along: str, slopes: Sequence[Slope]) -> Lines:
-    x, series = slopes[0].x, []
+    x = slopes[0].x
+    series = []
     for slope in slopes:
         mean, std = slope.values_RX.mean(0), slope.values_RX.std(0)
         series.append(Series(f"{slope.what}: slope {slope.mean:+.2f}", x, mean.tolist(), std.tolist()))

@@ -111,8 +111,8 @@ def thinned(line: Series, length: int) -> Series:
     """At most about `MAX_POINTS` points: every k-th, and the last of each task."""
     if len(line.x) <= MAX_POINTS:
         return line
-    step, last = math.ceil(len(line.x) / MAX_POINTS), len(line.x) - 1
-    kept = [place for place, x in enumerate(line.x) if place % step == 0 or x % length == 0 or place == last]
+    step = math.ceil(len(line.x) / MAX_POINTS)
+    kept = [place for place, x in enumerate(line.x) if place % step == 0 or x % length == 0 or x == line.x[-1]]
     std = [line.std[place] for place in kept] if line.std else None
     return Series(line.name, [line.x[place] for place in kept], [line.y[place] for place in kept], std)
 

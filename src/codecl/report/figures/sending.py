@@ -56,9 +56,9 @@ def network(configurations: Sequence[Configuration]) -> Section | None:
 
 def _network(configuration: Configuration) -> Network | None:
     """Seeds with another graph than the first's are not shown."""
-    first, agents = configuration.runs[0], configuration.metrics.agents
+    first = configuration.runs[0]
     edges = _edges(first)
-    if not edges or agents > MAX_AGENTS:
+    if not edges or first.metrics.agents > MAX_AGENTS:
         return None
     totals: dict[tuple[int, int], list[float]] = {edge: [] for edge in edges}
     for run in configuration.runs:
@@ -70,7 +70,7 @@ def _network(configuration: Configuration) -> Network | None:
         "network",
         f"Who hears whom: {configuration.name}",
         f"Bytes along each link, {counted}. An arrow is a link one way; a plain line goes both ways.{left_out}",
-        PLACES.get(configuration.metrics.topology, circle)(agents),
+        PLACES.get(first.metrics.topology, circle)(first.metrics.agents),
         [(sender, hearer, fmean(counts) if counts else None) for (sender, hearer), counts in totals.items()],
     )
 
