@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from codecl.report.formats import PLAIN
-from codecl.report.table import sheet
-from codecl.runs.reader import find_runs, read_metrics
+from codecl.report.gather import finished
+from codecl.report.tables import results
 from tests.conftest import ROOT
 
 EXTEND = (ROOT / "docs" / "extend.md").read_text()
@@ -82,13 +82,13 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 
 
 def test_results_in_documents_are_those_of_the_recorded_runs():
-    runs = [(folder, read_metrics(folder).dump()) for folder in find_runs([ROOT / "benchmarks" / "split-cifar100"])]
+    runs = finished([ROOT / "benchmarks" / "split-cifar100"])
     page = (ROOT / "benchmarks" / "split-cifar100.md").read_text()
-    assert PLAIN["markdown"](sheet(runs, paper=True)).strip() in page
+    assert PLAIN["markdown"](results(runs, paper=True)).strip() in page
     for preset in ("split-cifar100", "split-cifar100-tuned"):
         cells = re.search(rf"^\| `{preset}`.*$", README, re.M)[0].split("|")[2:5]
         for agents, cell in zip((4, 8, 16), cells, strict=True):
-            scores = [run["acc"] for folder, run in runs if folder.parent.name == f"{preset}-codec-ring{agents}"]
+            scores = [run.metrics.acc for run in runs if run.folder.parent.name == f"{preset}-codec-ring{agents}"]
             assert len(scores) == 3
             assert cell.strip() == f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 

@@ -2,9 +2,10 @@
 
 import math
 
-from codecl.report.figure import Bars, Heat, Lines, Network, Section, Series
+from codecl.report.figures.figure import Bars, Heat, Lines, Network, Section, Series
 from codecl.report.formats import Column, Sheet
-from codecl.report.page import LeftOut, Listed, Page
+from codecl.report.gather import Refused
+from codecl.report.page import Page, RecordedSeeds
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 LONG = "a-name-without-end-" * 20
@@ -94,8 +95,8 @@ def page():
         "2026-01-02 03:04, codecl 0",
         results(),
         sections(),
-        [LeftOut("runs/broken/seed-1", "events.jsonl is missing")],
-        [Listed("runs/quickstart-codec-ring4", "complete", "1, 2")],
+        [Refused("runs/broken/seed-1", "events.jsonl is missing")],
+        [RecordedSeeds("runs/quickstart-codec-ring4", "complete", "1, 2")],
     )
 
 
@@ -110,5 +111,5 @@ def hostile():
         Section("sent", LONG, {"": sent(names)._replace(y=HOSTILE)}),
         Section("matrix", "Accuracy matrix", {name: matrix(90, names) for name in names}),
     ]
-    left = [LeftOut(HOSTILE, LONG)]
-    return Page(HOSTILE, HOSTILE, results(names), parts, left, [Listed(LONG, HOSTILE, "1")])
+    left = [Refused(HOSTILE, LONG)]
+    return Page(HOSTILE, HOSTILE, results(names), parts, left, [RecordedSeeds(LONG, HOSTILE, "1")])

@@ -411,7 +411,7 @@ def test_on_a_terminal_progress_is_live(tmp_path):
     text = screen.decode()
     assert "\x1b[" in text
     assert re.search(
-        r"task [2-5]/5 · epoch [1-4]/4 · loss \d\.\d+ · acc \d+\.\d % · sent [\d.]+ [kM]B · [a-z]{3}", text
+        r"task [2-5]/5 · epoch [1-4]/4 · loss \d\.\d+ · ACC [\d.]+ % · CC [\d.]+ · sent [\d.]+ [kM]B · [a-z]{3}", text
     )
     assert re.search(r"codec\S* \S*\d\d:\d\d", text)
     assert "when learned → at the end" in text

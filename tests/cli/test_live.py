@@ -1,16 +1,28 @@
-"""What `codecl watch` draws."""
+"""What `codecl watch` draws, and the command that it names to go on."""
 
 import io
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from codecl.cli import live
-from codecl.report.units import duration
+from codecl import api
+from codecl.cli import display
+from codecl.cli.live import training
+from codecl.cli.watch import go_on
+from codecl.report.units import duration, size
+from codecl.runs import config as presets
+from codecl.runs import grid
+from codecl.runs.folder import folder_of
 from codecl.runs.follow import Follower
 from codecl.runs.progress import progress
-from codecl.runs.reader import read_events
+from codecl.runs.reader import read_events, read_metrics
+from codecl.train.events import EpochEnded
+from tests import problems
 from tests.runs.test_follow import record
 
 
@@ -20,16 +32,16 @@ def run(tmp_path_factory):
 
 
 def test_sparklines():
-    assert live.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert live.sparkline([5, 5, 5]) == "▁▁▁"
-    assert live.sparkline([9, 9, 0, 7], width=2) == "▁█"
-    assert live.sparkline([0, float("nan"), 7]) == "▁ █"
-    assert live.sparkline([]) == ""
+    assert display.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert display.sparkline([5, 5, 5]) == "▁▁▁"
+    assert display.sparkline([9, 9, 0, 7], width=2) == "▁█"
+    assert display.sparkline([0, float("nan"), 7]) == "▁ █"
+    assert display.sparkline([]) == ""
 
 
 def drawn(view, width):
     console = Console(width=width, height=24, record=True, file=io.StringIO())
-    console.print(live.drawn(view, width, 24))
+    console.print(display.drawn(view, width, 24))
     return console.export_text()
 
 
@@ -65,3 +77,75 @@ def test_of_many_tasks_the_last_are_drawn(run):
 def test_durations():
     told = {0.4: "0 s", 59.4: "59 s", 60: "1 min", 61: "1 min 1 s", 3600: "1 h", 3660: "1 h 1 min", 90_000: "1 d 1 h"}
     assert {seconds: duration(seconds) for seconds in told} == told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"agents": 8, "topology": {"name": "torus"}, "seed": 3},
+        {"method": {"name": "d-ewc", "penalty": 7.0}, "train": {"milestones": [0.25], "epochs": 3}},
+        {"head": None, "growth": {"images": [24, 100]}},
+    ],
+)
+def test_the_command_to_go_on_is_that_of_this_very_run(tmp_path, changes):
+    config = presets.resolve(presets.preset("quickstart"), changes)
+    folder = folder_of(config, tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.dump())
+    program, run, preset, *words = shlex.split(re.fullmatch("go on with `(.*)`", go_on(folder))[1])
+    assert (program, run, preset) == ("codecl", "run", "quickstart")
+    given = {
+        option: [value for name, value in zip(words[::2], words[1::2], strict=True) if name == option]
+        for option in words[::2]
+    }
+    assert given["--out"] == [str(tmp_path)]
+    names = ("--method", "--agents", "--topology", "--seeds")
+    (made,) = grid.configs(preset, *(given[name][0] for name in names), given.get("--set", []))
+    assert made.decisive() == config.decisive()
+
+
+def test_a_run_without_a_command_has_none_made_up(run, tmp_path):
+    same = "the command that started it goes on where it stopped"
+    assert go_on(run) == same  # made by a call
+    assert go_on(tmp_path / "nowhere") == same
+    assert go_on(Path("seed-1")) == same
+
+
+class Stop(Exception):
+    pass
+
+
+def train(out, console, stop_at=None):
+    """A run of this process that is shown on a console; stopped at the end of an epoch."""
+    config = problems.config()
+    with training(console, config, folder_of(config, out), quiet=False) as shown:
+
+        def on_event(event):
+            shown(event)
+            if isinstance(event, EpochEnded) and (event.task, event.epoch) == stop_at:
+                raise Stop
+
+        return api.run(config, out=out, module=problems.perceptron(), tasks=problems.tasks(), on_event=on_event)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_is_resumed_goes_on_counting(tmp_path, terminal):
+    def console():
+        return Console(width=160, file=io.StringIO(), force_terminal=terminal)
+
+    torch.manual_seed(0)  # the same module each time
+    with pytest.raises(Stop):
+        train(tmp_path, console(), stop_at=(1, 1))
+    torch.manual_seed(0)
+    resumed = console()
+    metrics = read_metrics(train(tmp_path, resumed).folder)
+    text = resumed.file.getvalue()
+    assert "task 1/3" not in text
+    assert f"ACC {metrics.acc:.2f} % · CC {metrics.traffic.cc:.2f} · sent {size(metrics.traffic.sent_bytes)}" in text
+
+
+def test_a_quiet_run_shows_nothing(tmp_path):
+    console = Console(file=io.StringIO(), quiet=True)  # as where another rank prints
+    train(tmp_path, console)
+    assert console.file.getvalue() == ""

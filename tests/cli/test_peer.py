@@ -68,7 +68,7 @@ def test_a_fleet_is_one_run_in_figures(local):
     (run,) = gather([folder / "runs"]).runs
     agents = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/seed-0/agent-?/metrics.json"))]
     assert run.folder.name == "seed-0"
-    assert run.metrics["traffic"]["train_bytes"] == sum(agent["traffic"]["train_bytes"] for agent in agents)
+    assert run.metrics.traffic.train_bytes == sum(agent["traffic"]["train_bytes"] for agent in agents)
     shown = {section.key: section.figures for section in sections([run])}
     assert "consensus" not in shown, "no peer knows it"
     assert len(shown["loss"][""].series) == 1

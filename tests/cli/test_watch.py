@@ -180,7 +180,7 @@ def test_nothing_to_watch(tmp_path):
 
 def test_watching_needs_no_torch():
     code = (
-        "import sys, codecl.runs.follow, codecl.cli.live, codecl.cli;"
+        "import sys, codecl.runs.follow, codecl.cli.live, codecl.cli.display, codecl.cli;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'matplotlib', 'tensorboard')))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=env(), timeout=60).returncode == 0

@@ -1,13 +1,11 @@
-"""`codecl compare`: the statistics against scipy's, and what is said of odd pairs of runs."""
+"""`codecl compare`: the statistics against their formulas, and what is said of odd pairs of runs."""
 
 import csv
 import io
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
+from statistics import fmean, stdev, variance
 
 import pytest
 from hypothesis import assume, given
@@ -17,36 +15,42 @@ from scipy import stats
 
 from codecl.errors import ConfigError, DataError
 from codecl.report import formats
-from codecl.report.compare import about, compare, plain, sheet
-from codecl.report.spread import difference, paired, welch
+from codecl.report.compare import about, compare, difference, plain, sheet
 from codecl.report.units import spread_of_bytes
 from codecl.runs import config as presets
-from codecl.runs import record
-from tests.conftest import ROOT
+from codecl.runs.folder import folder_of, labels_of
+from tests.report.conftest import write_metrics
 
 values = st.lists(st.integers(-1000, 1000).map(lambda number: number / 8), min_size=2, max_size=7)
 
 
+def interval(mean, error, freedom):
+    """mean ± t_freedom · error, at 95 %"""
+    reach = stats.t.ppf(0.975, freedom) * error
+    return pytest.approx((mean - reach, mean + reach))
+
+
 @given(st.lists(st.tuples(st.integers(-1000, 1000), st.integers(-1000, 1000)), min_size=2, max_size=7))
-def test_paired_differences_are_those_of_scipy(pairs):
+def test_of_the_same_seeds_the_differences_are_paired(pairs):
+    """d̄ ± t_{n-1} s_d / √n"""
     a, b = ([pair[side] / 8 for pair in pairs] for side in (0, 1))
     apart = [y - x for x, y in zip(a, b, strict=True)]
     assume(len(set(apart)) > 1)
-    theirs = stats.ttest_rel(b, a).confidence_interval(0.95)
-    assert paired(apart) == pytest.approx((theirs.low, theirs.high))
     found = difference(dict(enumerate(a)), dict(enumerate(b)))
-    assert (found.low, found.high, found.way) == (*paired(apart), "paired")
-    assert found.mean == pytest.approx(sum(apart) / len(apart))
+    assert found.way == "paired"
+    assert found.mean == pytest.approx(fmean(apart))
+    assert (found.low, found.high) == interval(fmean(apart), stdev(apart) / len(apart) ** 0.5, len(apart) - 1)
 
 
-@pytest.mark.filterwarnings("ignore:Precision loss")  # scipy, of values that are all the same
 @given(values, values)
-def test_differences_of_means_are_those_of_scipy(a, b):
+def test_of_other_seeds_the_means_are_compared(a, b):
+    """b̄ − ā ± t_ν √(s_a²/n_a + s_b²/n_b), ν = (s_a²/n_a + s_b²/n_b)² / Σ (s²/n)² / (n − 1)"""
     assume(len(set(a)) > 1 or len(set(b)) > 1)
-    theirs = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
-    assert welch(a, b) == pytest.approx((theirs.low, theirs.high))
-    found = difference(dict(enumerate(a)), dict(enumerate(b, 100)))  # other seeds
-    assert (found.low, found.high, found.way) == (*welch(a, b), "Welch")
+    parts = [variance(side) / len(side) for side in (a, b)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
+    found = difference(dict(enumerate(a)), dict(enumerate(b, 100)))
+    assert found.way == "Welch"
+    assert (found.low, found.high) == interval(fmean(b) - fmean(a), sum(parts) ** 0.5, freedom)
 
 
 @given(values, values)
@@ -78,26 +82,23 @@ def test_verdicts(a, b, mean, verdict):
     assert (found.mean, found.verdict) == (mean, verdict)
 
 
-def write(out, seed=1, acc=(80.0, 70.0), changes=None, status="complete", **others):
+def write(out, seed=1, acc=(80.0, 70.0), changes=None, status="complete", **traffic):
     """A run folder of so many tasks, the last row of whose accuracies is given."""
     config = presets.resolve(presets.preset("quickstart"), presets.merge(changes or {}, {"seed": seed}))
-    folder = record.folder_of(config, out)
+    folder = folder_of(config, out)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config.dump())
-    rows = [[*acc[:done], *[None] * (len(acc) - done)] for done in range(1, len(acc) + 1)]
-    traffic = {"cc": 1.5, "cc_reference": 1.25, "train_bytes": 1000, "boundary_bytes": 500}
-    run = {
-        "schema": 2,
-        "status": status,
-        **record.labels_of(config, len(acc)),
-        "acc": sum(acc) / len(acc),
-        "bwt": None if len(acc) == 1 else -1.0,
-        "accuracy_matrix": rows,
-        "traffic": {**traffic, **others},
-        "consensus_error_by_task": [1e-6 * seed] * len(acc),
-        "timing": {"ms_per_iteration": 3.0 + seed},
-    }
-    (folder / "metrics.json").write_text(json.dumps(run))
+    write_metrics(
+        folder,
+        traffic,
+        3.0 + seed,
+        **labels_of(config, len(acc), config.method.build().each_task_alone).model_dump(),
+        status=status,
+        acc=sum(acc) / len(acc),
+        bwt=None if len(acc) == 1 else -1.0,
+        accuracy_matrix=[[*acc[:done], *[None] * (len(acc) - done)] for done in range(1, len(acc) + 1)],
+        consensus_error_by_task=[1e-6 * seed] * len(acc),
+    )
     return folder
 
 
@@ -184,7 +185,6 @@ def test_fleets_are_runs(tmp_path):
     for agent in range(2):
         shutil.copytree(whole, seed / f"agent-{agent}")
         run = json.loads((whole / "metrics.json").read_text()) | {"agent": agent, "exchange": "peers"}
-        run["traffic"] |= {"full_bytes": 3000, "wire_bytes": 10}
         (seed / f"agent-{agent}" / "metrics.json").write_text(json.dumps(run))
     found = compare(whole, seed)
     assert found.config == ["exchange: simulated, peers"]
@@ -207,32 +207,25 @@ def test_what_cannot_be_compared(tmp_path):
         compare(folder, tmp_path / "a")
 
 
-def codecl(*words, cwd):
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-W", "error", "-m", "codecl", *map(str, words)]
-    env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
-
-
-def test_the_command(tmp_path):
+def test_the_command(cli, tmp_path):
     for seed in (1, 2):
         write(tmp_path / "a", seed, (80.0 + seed, 70.0))
         write(tmp_path / "b", seed, (70.0 - seed, 71.0), {"agents": 3})
-    done = codecl("compare", "a", "b", cwd=tmp_path)
+    done = cli("compare", "a", "b", cwd=tmp_path, PYTHONWARNINGS="error")
     assert done.returncode == 0, done.stderr
     assert "configs differ in agents: 4, 3" in done.stdout
     assert "ACC %" in done.stdout
-    text = codecl("compare", "a", "b", "--format", "csv", cwd=tmp_path).stdout
+    text = cli("compare", "a", "b", "--format", "csv", cwd=tmp_path).stdout
     found = {line["metric"]: line for line in csv.DictReader(text.splitlines())}
     assert float(found["acc"]["difference"]) == pytest.approx(-6.0)
-    shown = codecl("compare", "a", "b", "--format", "markdown", cwd=tmp_path).stdout
+    shown = cli("compare", "a", "b", "--format", "markdown", cwd=tmp_path).stdout
     assert "| ACC % | 75.75 ± 0.35 | 69.75 ± 0.35 | -6.00 ± 6.35 | no difference seen |" in shown
     assert shown.startswith("- A: a (quickstart: codec, 4 agents on ring, seeds 1, 2)\n")
-    whole = json.loads(codecl("compare", "a", "b", "--json", cwd=tmp_path).stdout)
+    whole = json.loads(cli("compare", "a", "b", "--json", cwd=tmp_path).stdout)
     assert whole["a"]["status_by_seed"] == {"1": "complete", "2": "complete"}
-    done = codecl("compare", "a", "b", "--format", "pdf", cwd=tmp_path)
+    done = cli("compare", "a", "b", "--format", "pdf", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "codecl: --format: 'pdf' is not one of text, markdown, latex, csv\n")
-    assert codecl("compare", "a", "nowhere", cwd=tmp_path).returncode == 3
+    assert cli("compare", "a", "nowhere", cwd=tmp_path).returncode == 3
 
 
 @pytest.mark.parametrize(

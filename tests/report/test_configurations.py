@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from codecl.report.configurations import common_tasks, configurations, over_seeds
+from codecl.report.configurations import common_tasks, group
+from codecl.report.figures.figure import Series
 from codecl.report.gather import gather
-from tests.report.conftest import make
-from tests.report.test_gather import changed, one_of
+from tests.report.conftest import changed, make, one_of
 
 
 def named(*paths):
-    found = configurations(gather(paths).runs)
-    return {one.name: [run.metrics["seed"] for run in one.runs] for one in found}
+    found = group(gather(paths).runs)
+    return {one.name: [run.metrics.seed for run in one.runs] for one in found}
 
 
 def test_seeds_belong_together(recorded):
@@ -57,18 +57,18 @@ def test_presets_are_said_where_there_are_several(copied):
 
 
 def test_a_point_is_the_mean_of_the_seeds_that_have_it():
-    line = over_seeds("a", [{0: 1.0, 1: 2.0, 3: None}, {1: 4.0, 2: 5.0}, {0: math.nan, 1: None}])
+    line = Series.over_seeds("a", [{0: 1.0, 1: 2.0, 3: None}, {1: 4.0, 2: 5.0}, {0: math.nan, 1: None}])
     assert (line.x, line.y) == ([0, 1, 2], [1.0, 3.0, 5.0])
     assert line.std == [None, pytest.approx(math.sqrt(2)), None]
-    assert over_seeds("a", [{0: 1.0}]).std is None
-    assert over_seeds("a", []).x == []
+    assert Series.over_seeds("a", [{0: 1.0}]).std is None
+    assert Series.over_seeds("a", []).x == []
 
 
 def test_tasks_have_names_of_their_own(copied):
-    found = configurations(gather([copied]).runs)
+    found = group(gather([copied]).runs)
     assert found[0].tasks == common_tasks(found) == ["digits", "clothes"]
     path = one_of(copied) / "events.jsonl"
     path.write_text(path.read_text().replace('"clothes"', '"digits"'))
-    same = configurations(gather([path.parent]).runs)
+    same = group(gather([path.parent]).runs)
     assert same[0].tasks == ["digits (1)", "digits (2)"]
     assert common_tasks([found[0], same[0]]) == ["task 1", "task 2"]

@@ -6,12 +6,12 @@ from statistics import fmean
 
 import pytest
 
-from codecl.report import epochs, sending
-from codecl.report.configurations import configurations
-from codecl.report.figure import Bars, Lines, Series, numbers
-from codecl.report.figures import sections
+from codecl.report.configurations import group
+from codecl.report.figures import epochs, sections, sending
+from codecl.report.figures.figure import Bars, Lines, Series, numbers
 from codecl.report.gather import gather
-from tests.report.test_gather import events, one_of
+from codecl.train.events import EpochEnded, Flooded, Grown
+from tests.report.conftest import events, one_of
 
 
 def made(*paths):
@@ -27,7 +27,7 @@ def shown(recorded):
 def runs(recorded):
     """By method, the runs of both seeds."""
     found = gather([recorded]).runs
-    return {method: [run for run in found if run.metrics["method"] == method] for method in ("codec", "dpsgd")}
+    return {method: [run for run in found if run.metrics.method == method] for method in ("codec", "dpsgd")}
 
 
 def mean(runs, value):
@@ -52,7 +52,7 @@ def test_forgetting_begins_where_a_task_was_learned(shown, runs):
     figure = shown["forgetting"]["codec · ring 4"]
     assert figure.ticks == ["digits", "clothes"]
     assert [(line.name, line.x) for line in figure.series] == [("digits", [0, 1]), ("clothes", [1])]
-    assert figure.series[0].y[1] == mean(runs["codec"], lambda run: run.metrics["accuracy_matrix"][1][0])
+    assert figure.series[0].y[1] == mean(runs["codec"], lambda run: run.metrics.accuracy_matrix[1][0])
     assert figure.series[0].std is not None
 
 
@@ -60,21 +60,21 @@ def test_the_mean_ends_at_acc(shown, runs):
     figure = shown["mean"][""]
     assert [line.name for line in figure.series] == BOTH
     for line, method in zip(figure.series, runs, strict=True):
-        assert line.y[-1] == mean(runs[method], lambda run: run.metrics["acc"])
+        assert line.y[-1] == mean(runs[method], lambda run: run.metrics.acc)
 
 
 def test_the_matrix(shown, runs):
     figure = shown["matrix"]["dpsgd · ring 4"]
     assert (figure.rows, figure.columns) == (["digits", "clothes"], ["digits", "clothes"])
     assert figure.values[0][1] is None
-    assert figure.values[1][0] == mean(runs["dpsgd"], lambda run: run.metrics["accuracy_matrix"][1][0])
+    assert figure.values[1][0] == mean(runs["dpsgd"], lambda run: run.metrics.accuracy_matrix[1][0])
 
 
 def test_compression_grows_where_less_is_free(shown, runs):
     codec, dpsgd = shown["compression"][""].series
     assert isinstance(shown["compression"][""], Bars)
     assert dpsgd.y == [1, 1]
-    assert codec.y == [1, mean(runs["codec"], lambda run: run.metrics["traffic"]["cc_by_task"][1])]
+    assert codec.y == [1, mean(runs["codec"], lambda run: run.metrics.traffic.cc_by_task[1])]
     assert codec.y[1] > 1
 
 
@@ -90,7 +90,7 @@ def test_curves_over_epochs(shown, runs):
         for line, method in zip(figure.series, runs, strict=True):
             assert line.x == [1, 2, 3, 4]
             for place in range(4):
-                assert line.y[place] == mean(runs[method], lambda run, at=place, of=value: of(run.facts("epoch")[at]))
+                assert line.y[place] == mean(runs[method], lambda run, at=place, of=value: of(run.of(EpochEnded)[at]))
     assert shown["consensus"][""].log
 
 
@@ -106,10 +106,10 @@ def test_marks_only_where_tasks_begin_together(recorded, tmp_path):
 
 def test_free_shares(shown, runs):
     (figure,) = shown["free"].values()  # dpsgd keeps all free: nothing to see
-    first = runs["codec"][0].metrics["free_by_task"]
+    first = runs["codec"][0].metrics.free_by_task
     assert [line.name for line in figure.series] == list(first[0])
     for line in figure.series:
-        share = mean(runs["codec"], lambda run, of=line.name: run.metrics["free_by_task"][1][of] / first[0][of])
+        share = mean(runs["codec"], lambda run, of=line.name: run.metrics.free_by_task[1][of] / first[0][of])
         assert line.y == [1, share]
 
 
@@ -118,9 +118,8 @@ def test_links_carry_what_was_sent_in_training_and_agreement(shown, runs):
     assert [edge[:2] for edge in figure.edges] == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert [tuple(round(x, 9) for x in place) for place in figure.places] == [(0, 1), (1, 0), (0, -1), (-1, 0)]
     run = runs["dpsgd"][0]
-    trees = sum(fact["bytes"] for fact in (*run.facts("grow"), *run.facts("flood")))
-    traffic = run.metrics["traffic"]
-    assert sum(edge[2] for edge in figure.edges) == traffic["train_bytes"] + traffic["boundary_bytes"] - trees
+    trees = sum(event.bytes for event in (*run.of(Grown), *run.of(Flooded)))
+    assert sum(edge[2] for edge in figure.edges) == run.metrics.traffic.sent_bytes - trees
 
 
 def test_bytes_and_time(shown, runs):
@@ -128,10 +127,10 @@ def test_bytes_and_time(shown, runs):
     assert figure.y == "MB"
     assert figure.categories == BOTH
     training, _, full = figure.series
-    assert training.y[0] == mean(runs["codec"], lambda run: run.metrics["traffic"]["train_bytes"] / 1e6)
-    assert full.y[1] == mean(runs["dpsgd"], lambda run: run.metrics["traffic"]["full_bytes"] / 1e6)
+    assert training.y[0] == mean(runs["codec"], lambda run: run.metrics.traffic.train_bytes / 1e6)
+    assert full.y[1] == mean(runs["dpsgd"], lambda run: run.metrics.traffic.full_bytes / 1e6)
     (steps,) = shown["time"][""].series
-    assert steps.y[1] == mean(runs["dpsgd"], lambda run: run.metrics["timing"]["ms_per_iteration"])
+    assert steps.y[1] == mean(runs["dpsgd"], lambda run: run.metrics.timing.ms_per_iteration)
 
 
 def test_one_agent_tasks_alone_and_a_torus(others):
@@ -147,8 +146,8 @@ def test_one_agent_tasks_alone_and_a_torus(others):
     assert len({x for x, _ in places}) == 4
     assert len({y for _, y in places}) == 2
     (line,) = [line for line in shown["mean"][""].series if line.name == stl]
-    (run,) = [run for run in gather([others]).runs if run.metrics["method"] == "stl"]
-    assert line.y[-1] == pytest.approx(run.metrics["acc"]), "the diagonal, as ACC of tasks alone is"
+    (run,) = [run for run in gather([others]).runs if run.metrics.method == "stl"]
+    assert line.y[-1] == pytest.approx(run.metrics.acc), "the diagonal, as ACC of tasks alone is"
 
 
 def test_one_task_alone_has_no_forgetting(copied):
@@ -206,4 +205,4 @@ def test_long_curves_are_thinned_short_ones_are_not(count):
 def test_a_configuration_of_partial_runs_says_so(copied):
     for seed in (1, 2):
         (one_of(copied, seed=seed) / "metrics.json").unlink()
-    assert [one.name for one in configurations(gather([copied]).runs)] == ["codec · ring 4 (partial)", BOTH[1]]
+    assert [one.name for one in group(gather([copied]).runs)] == ["codec · ring 4 (partial)", BOTH[1]]

@@ -1,6 +1,6 @@
 """The names of a report's files."""
 
-from codecl.report.figure import Network, Section
+from codecl.report.figures.figure import Network, Section
 from codecl.report.folder import named
 from codecl.report.paper import has
 

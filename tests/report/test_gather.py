@@ -8,31 +8,19 @@ import pytest
 from codecl.errors import DataError
 from codecl.report.figures import sections
 from codecl.report.gather import gather
-from codecl.runs import record
-
-
-def one_of(runs, method="codec", seed=1):
-    (folder,) = runs.glob(f"quickstart-{method}-ring4-*/seed-{seed}")
-    return folder
-
-
-def events(folder):
-    return (folder / "events.jsonl").read_text().splitlines(keepends=True)
-
-
-def changed(folder, **fields):
-    path = folder / "metrics.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+from codecl.runs.reader import find_runs, read_config, read_metrics
+from codecl.train.events import EpochEnded
+from tests.report.conftest import changed, events, one_of
 
 
 def test_all_runs_as_they_were_recorded(recorded):
     found = gather([recorded])
     assert found.refused == []
-    assert [run.folder for run in found.runs] == record.find_runs([recorded])
+    assert [run.folder for run in found.runs] == find_runs([recorded])
     for run in found.runs:
-        assert run.metrics == record.read_metrics(run.folder)
-        assert run.config == record.read_config(run.folder)
-        assert [json.dumps(fact) + "\n" for fact in run.events] == events(run.folder)
+        assert run.metrics == read_metrics(run.folder)
+        assert run.config == read_config(run.folder)
+        assert [json.dumps(event.record()) + "\n" for event in run.events] == events(run.folder)
 
 
 def test_a_run_of_which_only_scores_were_kept_has_no_curves(copied):
@@ -40,7 +28,7 @@ def test_a_run_of_which_only_scores_were_kept_has_no_curves(copied):
     found = gather([copied])
     assert (len(found.runs), found.refused) == (4, [])
     (run,) = [run for run in found.runs if not run.events]
-    assert run.metrics == record.read_metrics(one_of(copied))
+    assert run.metrics == read_metrics(one_of(copied))
     shown = {section.key for section in sections([run])}
     assert {"forgetting", "mean", "matrix", "compression", "free", "bytes"} <= shown
     assert not {"consensus", "loss", "network", "mu"} & shown
@@ -49,7 +37,7 @@ def test_a_run_of_which_only_scores_were_kept_has_no_curves(copied):
 def test_the_paper_method_comes_first_and_its_opponents_after_it(copied):
     for path in copied.glob("quickstart-codec-ring4-*/seed-1"):
         changed(path, method="zebra")
-    methods = [run.metrics["method"] for run in gather([copied]).runs]
+    methods = [run.metrics.method for run in gather([copied]).runs]
     assert methods == ["codec", "dpsgd", "dpsgd", "zebra"]
 
 
@@ -60,7 +48,7 @@ def test_a_run_that_two_paths_hold_is_one(recorded):
 
 def test_a_run_under_way_has_the_metrics_of_what_it_recorded(copied):
     folder = one_of(copied)
-    whole = record.read_metrics(folder)
+    whole = read_metrics(folder)
     (folder / "metrics.json").unlink()
     lines = events(folder)
     place = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line and '"task": 1' in line)
@@ -68,21 +56,21 @@ def test_a_run_under_way_has_the_metrics_of_what_it_recorded(copied):
     found = gather([copied])
     assert (len(found.runs), found.refused) == (4, [])
     (run,) = [run for run in found.runs if run.folder == folder]
-    assert run.metrics["status"] == "partial"
-    assert run.metrics["accuracy_matrix"] == whole["accuracy_matrix"][:1]
-    assert run.metrics["traffic"]["cc_by_task"][0] == whole["traffic"]["cc_by_task"][0]
-    assert [run.metrics[key] for key in ("benchmark", "method", "agents", "topology", "seed", "tasks")] == [
-        *("quickstart", "codec", 4, "ring", 1, 2)
-    ]
-    assert len(run.facts("epoch")) == 3, "the half line is not a fact"
+    assert run.metrics.status == "partial"
+    assert run.metrics.accuracy_matrix == whole.accuracy_matrix[:1]
+    assert run.metrics.traffic.cc_by_task[0] == whole.traffic.cc_by_task[0]
+    labels = run.metrics
+    assert (labels.benchmark, labels.method, labels.seed, labels.tasks) == ("quickstart", "codec", 1, 2)
+    assert (labels.agents, labels.topology) == (4, "ring")
+    assert len(run.of(EpochEnded)) == 3, "the half line is not an event"
 
 
 def test_a_run_that_went_on_after_its_last_metrics_shows_what_is_new(copied):
     folder = one_of(copied)
-    whole = record.read_metrics(folder)
-    changed(folder, status="partial", accuracy_matrix=whole["accuracy_matrix"][:1])
+    whole = read_metrics(folder)
+    changed(folder, status="partial", accuracy_matrix=whole.accuracy_matrix[:1])
     (run,) = [run for run in gather([copied]).runs if run.folder == folder]
-    assert (run.metrics["status"], run.metrics["accuracy_matrix"]) == ("partial", whole["accuracy_matrix"])
+    assert (run.metrics.status, run.metrics.accuracy_matrix) == ("partial", whole.accuracy_matrix)
 
 
 def test_degraded_runs_and_broken_configs_are_used(copied):
@@ -90,7 +78,7 @@ def test_degraded_runs_and_broken_configs_are_used(copied):
     (one_of(copied, seed=2) / "config.yaml").write_text("{")
     found = gather([copied])
     assert found.refused == []
-    assert [run.metrics["status"] for run in found.runs].count("degraded") == 1
+    assert [run.metrics.status for run in found.runs].count("degraded") == 1
     assert [run.config for run in found.runs].count(None) == 1
 
 
@@ -149,11 +137,11 @@ def test_a_fleet_and_a_simulated_run_in_one_folder_stay_apart(copied):
     (killed / "events.jsonl").write_text("".join(lines))
     simulated, fleet = (run for run in gather([folder]).runs)
     assert simulated.folder == fleet.folder == folder
-    assert (simulated.metrics["status"], fleet.metrics["status"]) == ("complete", "partial")
-    assert simulated.metrics == record.read_metrics(folder)
-    assert len(fleet.facts("epoch")) == 4
+    assert (simulated.metrics.status, fleet.metrics.status) == ("complete", "partial")
+    assert simulated.metrics == read_metrics(folder)
+    assert len(fleet.of(EpochEnded)) == 4
     assert fleet.links == [(1, 0, 6)]
-    assert fleet.metrics["here"] == 2
+    assert fleet.metrics.recorded_agents == 2
 
 
 def test_nothing_at_all_is_an_error(tmp_path):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from codecl.report.figure import Lines, Section, Series
+from codecl.report.figures.figure import Lines, Section, Series
 from codecl.report.page import asset, colours, context, embed, render
 from tests.browser import pages
 

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from codecl.errors import ConfigError
-from codecl.report.figure import Bars, Heat, Lines, Network, Series, numbers
 from codecl.report.figures import sections
+from codecl.report.figures.figure import Bars, Heat, Lines, Network, Series, numbers
+from codecl.report.figures.sending import circle, grid
 from codecl.report.gather import gather
 from codecl.report.pictures import draw, write
-from codecl.report.sending import circle, grid
 
 SVG = "{http://www.w3.org/2000/svg}"
 

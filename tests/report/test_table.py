@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from types import SimpleNamespace
 
@@ -11,11 +10,14 @@ import yaml
 from rich.console import Console
 
 from codecl.report import formats, paper
-from codecl.report.table import sheet
-from codecl.report.variant import LONGEST, variant
+from codecl.report.configurations import MAX_VARIANT, variant
+from codecl.report.gather import finished, scores_of
+from codecl.report.tables import results
 from codecl.runs import config as presets
-from codecl.runs import record
+from codecl.runs.folder import folder_of
+from codecl.runs.reader import find_runs, read_metrics
 from tests.conftest import ROOT
+from tests.report.conftest import write_metrics
 
 
 def write(out, preset="split-cifar100", method="codec", seed=0, changes=None, status="complete", **scores):
@@ -23,34 +25,21 @@ def write(out, preset="split-cifar100", method="codec", seed=0, changes=None, st
     names = {"seed": seed, "agents": 8, "method": {"name": method}, "topology": {"name": "ring"}}
     if preset in presets.presets():
         config = presets.resolve(presets.preset(preset), presets.merge(names, changes or {}))
-        folder = record.folder_of(config, out)
+        folder = folder_of(config, out)
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(config.dump())
     else:
         config = SimpleNamespace(agents=8, topology=SimpleNamespace(name="ring"))
         folder = out / f"{preset}-{method}-ring8-abc123" / f"seed-{seed}"
         folder.mkdir(parents=True)
-    score = {"acc": 54.0, "bwt": -1.0, "cc": 2.0, "cc_reference": 1.75, "ms": 3.0} | scores
-    sent = {"train_bytes": 1000, "boundary_bytes": 500, "full_bytes": 3000}
-    run = {
-        "schema": 2,
-        "status": status,
-        "benchmark": preset,
-        "method": method,
-        "agents": config.agents,
-        "topology": config.topology.name,
-        "seed": seed,
-        "acc": score["acc"],
-        "bwt": score["bwt"],
-        "traffic": {"cc": score["cc"], "cc_reference": score["cc_reference"], **sent},
-        "timing": {"ms_per_iteration": score["ms"]},
-    }
-    (folder / "metrics.json").write_text(json.dumps(run))
+    labels = {"benchmark": preset, "method": method, "agents": config.agents, "topology": config.topology.name}
+    traffic = {name: scores.pop(name) for name in ("cc_reference",) if name in scores}
+    write_metrics(folder, traffic, status=status, seed=seed, **labels, **scores)
     return folder
 
 
 def read(out, beside_paper=True):
-    return sheet([(folder, record.read_metrics(folder)) for folder in record.find_runs([out])], beside_paper)
+    return results(finished([out]), beside_paper)
 
 
 def lines(made):
@@ -166,8 +155,7 @@ def test_the_implicit_variant_stands_beside_the_papers_d_ewc(tmp_path):
 
 
 def words(out, **how):
-    folder = write(out, **how)
-    return variant(folder, record.read_metrics(folder))
+    return variant(scores_of(write(out, **how)))
 
 
 def test_a_variant_in_words(tmp_path):
@@ -182,7 +170,7 @@ def test_a_variant_in_words(tmp_path):
     assert words(tmp_path, method="d-ewc", changes={"train": {"lr": 0.01}}) == "train.lr=0.01"
     (row, *_) = [row for row in lines(read(tmp_path)) if row["variant"].startswith("head=null")]
     assert row["variant"].endswith("…")
-    assert len(row["variant"]) == LONGEST
+    assert len(row["variant"]) == MAX_VARIANT
     assert "head=null, growth.threshold=0.98, growth.images=[24, 100], train.lr=0.1" in [
         record["variant"] for record in as_csv(read(tmp_path))
     ]
@@ -193,15 +181,15 @@ def test_where_words_fail_there_is_the_digest(tmp_path):
     assert words(tmp_path, preset="fit") == "abc123"
     assert re.fullmatch("[0-9a-f]{6}", words(tmp_path, changes={"topology": {"name": "mine", "edges": [[0, 1]]}}))
     folder = write(tmp_path, changes={"train": {"lr": 0.1}})
-    run, digest = record.read_metrics(folder), folder.parent.name.rpartition("-")[2]
-    assert variant(folder, run) == "train.lr=0.1"
+    digest = folder.parent.name.rpartition("-")[2]
+    assert variant(scores_of(folder)) == "train.lr=0.1"
     fields = yaml.safe_load((folder / "config.yaml").read_text())
     for text in ("{", yaml.safe_dump(fields | {"method": {"name": f"{tmp_path / 'mine.py'}:codec"}}), "[]"):
         (folder / "config.yaml").write_text(text)
         (tmp_path / "mine.py").write_text("raise SystemExit")
-        assert variant(folder, run) == digest
+        assert variant(scores_of(folder)) == digest
     (folder / "config.yaml").unlink()
-    assert variant(folder, run) == digest
+    assert variant(scores_of(folder)) == digest
 
 
 def test_how_runs_ended_is_said_and_never_mixed(tmp_path):
@@ -240,7 +228,7 @@ def test_beside_the_paper_rows_are_in_its_order(tmp_path):
         ("split-cifar100", "torus 8", "codec"),
         ("split-cifar100", "ring 16", "codec"),
     ]
-    found = [record.read_metrics(folder)["method"] for folder in record.find_runs([tmp_path])]
+    found = [read_metrics(folder).method for folder in find_runs([tmp_path])]
     assert [row["method"] for row in lines(read(tmp_path, beside_paper=False))] == found
 
 
@@ -330,7 +318,7 @@ def test_options_that_do_not_go_together(cli, three_seeds, options, says):
 def test_on_a_narrow_terminal_numbers_stay_whole(three_seeds, width):
     write(three_seeds, seed=9, status="degraded")
     out = io.StringIO()
-    formats.show(read(three_seeds), Console(file=out, width=width), whole=True)
+    formats.show(read(three_seeds), Console(file=out, width=width), uncut=True)
     shown = out.getvalue()
     assert {"54.63", "53.63", "+1.00", "-0.37", "-0.43", "+0.06", "1.85", "complete", "degraded"} <= set(shown.split())
     assert "…" not in shown

@@ -1,12 +1,9 @@
-"""Following a run from its folder: the tail of its events, the fold over them, the state, the command to go on."""
+"""Following a run from its folder: the tail of its events, the fold over them, the state."""
 
 import fcntl
 import json
 import os
-import re
-import shlex
 import shutil
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -16,10 +13,7 @@ from hypothesis import strategies as st
 from codecl import api, files
 from codecl.errors import DataError
 from codecl.methods import METHODS
-from codecl.report.command import SAME, way_on
-from codecl.runs import config as presets
-from codecl.runs import follow, grid
-from codecl.runs.folder import folder_of
+from codecl.runs import follow
 from codecl.runs.follow import Follower, RunFolder, RunFollower, find, state_of, together
 from codecl.runs.progress import Progress, progress
 from codecl.runs.reader import EventTail, read_events, read_metrics
@@ -305,35 +299,3 @@ def test_a_peer_knows_who_is_away(run):
     assert (now.away, now.missed) == ([0, 2], 6 * 4)
     assert now.apart == [event for event in read_events(run) if isinstance(event, EpochEnded)][-1].consensus_error
     assert progress([*events, MemberChanged(agent=2, state="alive")], 2).away == [0]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"agents": 8, "topology": {"name": "torus"}, "seed": 3},
-        {"method": {"name": "d-ewc", "penalty": 7.0}, "train": {"milestones": [0.25], "epochs": 3}},
-        {"head": None, "growth": {"images": [24, 100]}},
-    ],
-)
-def test_the_command_to_go_on_is_that_of_this_very_run(tmp_path, changes):
-    config = presets.resolve(presets.preset("quickstart"), changes)
-    folder = folder_of(config, tmp_path)
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(config.dump())
-    program, run, preset, *words = shlex.split(re.fullmatch("go on with `(.*)`", way_on(folder))[1])
-    assert (program, run, preset) == ("codecl", "run", "quickstart")
-    given = {
-        option: [value for name, value in zip(words[::2], words[1::2], strict=True) if name == option]
-        for option in words[::2]
-    }
-    assert given["--out"] == [str(tmp_path)]
-    names = ("--method", "--agents", "--topology", "--seeds")
-    (made,) = grid.configs(preset, *(given[name][0] for name in names), given.get("--set", []))
-    assert made.decisive() == config.decisive()
-
-
-def test_a_run_without_a_command_has_none_made_up(run, tmp_path):
-    assert way_on(run) == SAME  # made by a call
-    assert way_on(tmp_path / "nowhere") == SAME
-    assert way_on(Path("seed-1")) == SAME

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 # isort: off
-from codecl.cli import run, plan, watch, extend, results, compare, report, figures  # help shows commands in this order
-from codecl.cli import lists, data, bench, peer, theory
+from codecl.cli import run, plan, watch, extend, table, predict, compare  # help shows commands in this order
+from codecl.cli import report, figures, lists, data, bench, peer, theory
 
 # isort: on
 from codecl.cli.common import INTERRUPTED, app
@@ -26,9 +26,10 @@ __all__ = [
     "main",
     "peer",
     "plan",
+    "predict",
     "report",
-    "results",
     "run",
+    "table",
     "theory",
     "watch",
 ]

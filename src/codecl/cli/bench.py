@@ -32,6 +32,7 @@ def bench(
     """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
     from codecl.bench import measure as benches
     from codecl.exchange.cluster.ranks import joined
+    from codecl.report import formats
     from codecl.report.speed import speed
     from codecl.runs import build as assemble
     from codecl.runs import grid
@@ -45,12 +46,12 @@ def bench(
     named = grid.words(models) or usual_models
     fields = {"precision": precision, "execution": execution}
     with joined(exchange, place) as ranks:
-        found = benches.measure(named, counts, grid.words(method), fields, rounds, ranks)
+        measured = benches.measure(named, counts, grid.words(method), fields, rounds, ranks)
     if not ranks.is_main:
         return
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(measured, indent=1))
     else:
-        console_for(False).print(speed(found, before))
+        console_for(False).print(formats.table(speed(measured, before)))
     if save:
-        print(f"saved in {benches.save(found, save)}", file=sys.stderr)
+        print(f"saved in {benches.save(measured, save)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """What the commands share: the app, options, output."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ INTERRUPTED = 130
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the config.")]
 Out = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Metrics as JSON on standard output, nothing else there.")]
+Format = Annotated[str | None, typer.Option("--format", help="text, markdown, latex or csv.")]
 Methods = Annotated[str | None, typer.Option("--method", help="Methods, a comma list. Default: those of the preset.")]
 Numbers = Annotated[str | None, typer.Option("--agents", help="Numbers of agents, a comma list.")]
 Graphs = Annotated[str | None, typer.Option("--topology", help="Topologies or edge-list files, a comma list.")]
@@ -47,13 +48,3 @@ def console_for(to_stderr: bool) -> "Console":
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in
         console.width = max(console.width, 240)
     return console
-
-
-def listed(entries: dict[str, str]) -> None:
-    width = max(map(len, entries))
-    for name, about in entries.items():
-        typer.echo(f"{name:<{width}}  {about}")
-
-
-def first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]

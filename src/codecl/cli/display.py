@@ -1,119 +1,228 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress in words: the state of a run, of a fleet, of many runs as tables; or a plain line."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from codecl.report.units import size
-from codecl.runs.config import RunConfig
-from codecl.train.events import EpochEnded, Evaluated, Event, TaskOpened
+from codecl.report.units import duration, size
+from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
+from codecl.runs.progress import Progress
 
-EVERY_S = 10.0  # plain lines inside a task come at most this often
-Watch = Callable[[Event], None]
-
-
-class Story:
-    """A run's progress in words, put together from its events."""
-
-    def __init__(self, config: RunConfig, tasks: int) -> None:
-        self.config, self.tasks = config, tasks
-        self.sent, self.loss, self.acc = 0, "", ""
-        self.task, self.name, self.steps, self.done = "", "", 0, 0
-
-    def note(self, event: Event) -> None:
-        self.sent += getattr(event, "bytes", 0)
-        if isinstance(event, TaskOpened):
-            self.task, self.name, self.steps = f"task {(event.task or 0) + 1}/{self.tasks}", event.name, event.steps
-        elif isinstance(event, EpochEnded):
-            self.loss = f"loss {sum(event.loss) / len(event.loss):.3f}"
-        elif isinstance(event, Evaluated):
-            self.acc = f"acc {sum(event.accuracy) / len(event.accuracy):.1f} %"
-        elif event.kind == "step":  # a run that is resumed does not begin at 0
-            begun = ((event.task or 0) * self.config.train.epochs + (event.epoch or 0)) * self.steps
-            self.done = max(self.done, begun) + 1
-
-    @property
-    def total(self) -> int:
-        """Steps of the whole run, tasks ahead taken to be as long as this one."""
-        ahead = self.tasks * self.config.train.epochs * self.steps
-        return max(ahead, self.done, 1)
-
-    def line(self, epoch: int | None) -> str:
-        where = "" if epoch is None else f"epoch {epoch + 1}/{self.config.train.epochs}"
-        parts = [self.task, where, self.loss, self.acc, f"sent {size(self.sent)}", self.name]
-        return " · ".join(part for part in parts if part)
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK = 40  # epochs in a sparkline
+TONES: dict[Liveness, str] = {
+    "starting": "cyan",
+    "under way": "cyan",
+    "silent": "yellow",
+    "stopped": "red",
+    "complete": "green",
+    "degraded": "yellow",
+}
+NARROW = 76  # columns; below, tables leave out what is least missed
 
 
-@contextmanager
-def watching(console: Console, config: RunConfig, tasks: int, quiet: bool) -> Iterator[Watch]:
-    """A consumer of events that shows them."""
-    if quiet:
-        yield lambda event: None
-    elif console.is_terminal:
-        with _live(console, config, tasks) as watch:
-            yield watch
-    else:
-        yield _plain(console, config, tasks)
+def sparkline(values: Sequence[float], width: int = SPARK) -> str:
+    """The last values as blocks, the least of them at the bottom; a gap where one is not a number."""
+    shown = values[-width:]
+    known = [value for value in shown if math.isfinite(value)]
+    if not known:
+        return " " * len(shown)
+    low, span = min(known), max(known) - min(known)
+    heights = ((value - low) / span if span else 0.0 for value in shown)
+    return "".join(BLOCKS[round(h * (len(BLOCKS) - 1))] if math.isfinite(h) else " " for h in heights)
 
 
-@contextmanager
-def _live(console: Console, config: RunConfig, tasks: int) -> Iterator[Watch]:
-    story = Story(config, tasks)
-    story_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
-    columns = (
-        TextColumn(f"[bold]{config.method.name}[/]", table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
-        BarColumn(10, table_column=Column(min_width=10)),
-        TextColumn("{task.description}", markup=False, table_column=story_column),
-    )
-    with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        bar = progress.add_task("starting", total=None)
-
-        def watch(event: Event) -> None:
-            story.note(event)
-            if event.kind == "step":
-                progress.update(bar, completed=story.done, total=story.total)
-            else:
-                progress.update(bar, description=story.line(event.epoch))
-
-        yield watch
+def number(value: float | None, digits: str = ".2f") -> str:
+    return "-" if value is None else format(value, digits)
 
 
-def _plain(console: Console, config: RunConfig, tasks: int) -> Watch:
-    story = Story(config, tasks)
-    began = last = time.monotonic()
-
-    def watch(event: Event) -> None:
-        nonlocal last
-        story.note(event)
-        now = time.monotonic()
-        ended = isinstance(event, Evaluated)
-        if ended or (isinstance(event, EpochEnded) and now - last > EVERY_S):
-            last = now
-            left = (now - began) / max(story.done, 1) * (story.total - story.done)
-            line = f"{config.method.name} · {story.line(None if ended else event.epoch)} · {left:.0f} s left"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    return watch
+def about(now: Progress) -> str:
+    """`quickstart: codec, 4 agents on ring, seed 1`"""
+    run = now.about
+    if run is None:
+        return "starting"
+    return f"{run.benchmark}: {run.method}, {run.agents} agents on {run.topology}, seed {run.seed}"
 
 
-@contextmanager
-def boarding(board: Path | None, run: Path, watch: Watch) -> Iterator[Watch]:
-    """The same consumer, with what it is handed also on TensorBoard, where there is a folder for it."""
-    if board is None:
-        yield watch
-        return
-    from codecl.report.tensorboard import Board
+def left(snapshot: Snapshot) -> str:
+    """How long it will still take."""
+    if snapshot.progress.left_s is None or snapshot.state != "under way":
+        return ""
+    return f"{duration(max(0.0, snapshot.progress.left_s - snapshot.silent_s))} left"
 
-    with Board(board, run) as drawn:
 
-        def both(event: Event) -> None:
-            watch(event)
-            drawn(event)
+def line(now: Progress, remaining: str) -> str:
+    """A run's progress in one line."""
+    words = [
+        f"task {now.opened}/{now.tasks}" if now.opened else "",
+        f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" and now.epoch else "",
+        f"loss {now.losses[-1]:.3f}" if now.losses else "",
+        f"ACC {now.acc:.2f} %" if now.acc is not None else "",
+        f"CC {now.cc:.2f}" if now.cc else "",
+        f"sent {size(now.sent)}",
+        remaining,
+        now.names[-1] if now.names and not now.ended else "",
+        f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
+    ]
+    return " · ".join(filter(None, words))
 
-        yield both
+
+def drawn(view: FollowerView, width: int, height: int) -> RenderableType:
+    """All that is followed, for a terminal of this size."""
+    run = view.alone
+    if run is None:
+        return many(view, width)
+    return fleet(run, width) if run.place.agents else single(run.parts[0], width, height)
+
+
+def names(view: FollowerView) -> dict[Path, str]:
+    """What the folders that are followed are called: nothing, where there is but one."""
+    runs = {snapshot.folder: run for run in view.runs for snapshot in run.parts}
+    if view.alone:
+        return {folder: f"agent {_agent(folder)}" if run.place.agents else "" for folder, run in runs.items()}
+    return {folder: str(folder.relative_to(view.path)) for folder in runs}
+
+
+def _agent(folder: Path) -> str:
+    return folder.name.removeprefix("agent-")
+
+
+def single(snapshot: Snapshot, width: int, height: int) -> RenderableType:
+    """A run: how far it is, what it has learned, what it has sent."""
+    now = snapshot.progress
+    silent = f" for {duration(snapshot.silent_s)}" if snapshot.state == "silent" else ""
+    head = _two_sides(Text(about(now), "bold"), Text(snapshot.state + silent, TONES[snapshot.state]))
+    share = now.steps / now.all_steps if now.all_steps else 0.0
+    bar = _two_sides(ProgressBar(total=1.0, completed=share), f"{100 * share:.0f} %")
+    tasks = (_tasks(now, max(3, height - 12)), Text()) if now.opened else ()
+    return Group(head, bar, Text(), *tasks, _facts(snapshot, width))
+
+
+def _two_sides(left: RenderableType, right: RenderableType) -> Table:
+    row = Table.grid(expand=True, padding=(0, 1))
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    row.add_row(left, right)
+    return row
+
+
+def _tasks(now: Progress, room: int) -> Table:
+    """A row a task; where there are more than fit, the last."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table.add_column("task", no_wrap=True, overflow="ellipsis")
+    for title in ("learned %", "now %", "CC"):
+        table.add_column(title, justify="right", no_wrap=True)
+    first = max(0, now.opened - room)
+    for task in range(first, now.opened):
+        name = f"{task + 1} {now.names[task]}" + (f" (and {first} before)" if first and task == first else "")
+        scores = (
+            _at(now.learned, task),
+            _at(now.known, task) if task < len(now.known) else _doing(now),
+            _at(now.cc_by_task, task),
+        )
+        table.add_row(Text(name), *scores)
+    return table
+
+
+def _at(values: Sequence[float | None], place: int) -> str:
+    return number(values[place]) if place < len(values) else ""
+
+
+def _doing(now: Progress) -> str:
+    return f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" else now.phase
+
+
+def _facts(snapshot: Snapshot, width: int) -> Table:
+    now = snapshot.progress
+    spread = f" ({min(now.loss):.3f} to {max(now.loss):.3f} by agent)" if len(now.loss) > 1 else ""
+    loss = f"{sparkline(now.losses, max(8, min(SPARK, width - 54)))} {now.losses[-1]:.3f}{spread}" if now.losses else ""
+    speed = f"{now.steps_a_second:.3g} a second" if now.steps_a_second and snapshot.state == "under way" else ""
+    steps = ", ".join(part for part in (f"{now.steps} of {now.all_steps}", speed, left(snapshot)) if part)
+    so_far = "" if now.ended else " so far"
+    error = "disagreement" if now.about and now.about.fleet else "consensus error"
+    rows = {
+        "steps": steps if now.all_steps else "",
+        "loss": loss,
+        "ACC": f"{now.acc:.2f} %{so_far}" if now.acc is not None else "",
+        "sent": f"{size(now.sent)}, CC {number(now.cc)}{so_far}" if now.sent else "",
+        error: number(now.apart, ".2g") if now.apart is not None else "",
+        "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
+        "missed": f"{now.missed} messages" if now.missed else "",
+        "folder": str(snapshot.folder),
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in rows.items():
+        if text:
+            grid.add_row(name, Text(text))
+    return grid
+
+
+def fleet(run: RunSnapshot, width: int) -> RenderableType:
+    """Agents that are peers, a row each."""
+    first = furthest(run)
+    head = Text(about(first), "bold") + Text(f"  {run.state}", TONES[run.state])
+    columns = ["agent", "state", "task", "epoch", "loss", "ACC", "missed", "away", "last sign"]
+    table = _table(columns, left_out=("missed",) if width < NARROW else ())
+    for agent in run.parts:
+        now = agent.progress
+        cells = {
+            "agent": _agent(agent.folder),
+            "state": Text(agent.state, TONES[agent.state]),
+            "task": f"{now.opened}/{now.tasks}",
+            "epoch": f"{now.epoch}/{now.epochs}",
+            "loss": number(now.losses[-1] if now.losses else None, ".3f"),
+            "ACC": number(now.acc),
+            "missed": str(now.missed),
+            "away": " ".join(map(str, now.away)) if not now.ended else "",
+            "last sign": f"{duration(agent.silent_s)} ago",
+        }
+        _row(table, cells)
+    sent = sum(agent.progress.sent for agent in run.parts)
+    expected = first.about.agents if first.about else 0
+    recorded = f"{len(run.parts)} of {expected} agents are recorded here; " if expected > len(run.parts) else ""
+    return Group(head, table, Text(f"{recorded}sent {size(sent)}, CC {number(first.cc)} so far", "dim"))
+
+
+def furthest(run: RunSnapshot) -> Progress:
+    return max((snapshot.progress for snapshot in run.parts), key=lambda now: (bool(now.about), now.steps))
+
+
+def many(view: FollowerView, width: int) -> RenderableType:
+    """A row a run."""
+    columns = ["run", "state", "task", "loss", "ACC", "CC", "sent", "left"]
+    table = _table(columns, left_out=("loss", "sent", "CC") if width < NARROW else ())
+    for run in view.runs:
+        now = furthest(run)
+        cells = {
+            "run": Text(str(run.place.folder.relative_to(view.path)), overflow="fold"),
+            "state": Text(run.state, TONES[run.state]),
+            "task": f"{now.opened}/{now.tasks}",
+            "loss": number(now.losses[-1] if now.losses else None, ".3f"),
+            "ACC": number(now.acc),
+            "CC": number(now.cc),
+            "sent": size(sum(snapshot.progress.sent for snapshot in run.parts)),
+            "left": max((left(snapshot).removesuffix(" left") for snapshot in run.parts), key=len),
+        }
+        _row(table, cells)
+    return table
+
+
+def _table(columns: Sequence[str], left_out: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for title in columns:
+        words = title in ("state", "run", "away")
+        if title not in left_out:
+            table.add_column(title, justify="left" if words else "right", no_wrap=title != "run")
+    return table
+
+
+def _row(table: Table, cells: dict[str, Any]) -> None:
+    table.add_row(*(cells[str(column.header)] for column in table.columns))

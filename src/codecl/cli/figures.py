@@ -36,7 +36,7 @@ def figures(
     from codecl.runs.build import device_of
 
     wanted = _wanted(preset, agents, topology, seeds, settings or [])
-    configs = list({(config.digest(), config.seed): config for group in wanted.values() for config in group}.values())
+    configs = list({(config.digest(), config.seed): config for group in wanted for config in group}.values())
     with joined("simulated", device_of(device)) as ranks:
         options = RunOptions(runs, device, ranks.name, quiet, console_for(False), again=again)
         outcome = run_all(configs, options, ranks)
@@ -48,11 +48,9 @@ def figures(
 
 def _wanted(
     preset: str, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
-) -> dict[str, list["RunConfig"]]:
-    """File name of a figure -> the runs in it."""
-    from codecl.report.paper_figures import paper_figures
+) -> list[list["RunConfig"]]:
+    """The runs in each of the paper's figures."""
     from codecl.runs import grid
-    from codecl.runs.config import preset as known
 
     first = (",".join(grid.words(agents)[:1]), ",".join(grid.words(topology)[:1]))
     asked = [
@@ -60,25 +58,23 @@ def _wanted(
         ("codec", agents, topology, settings),
         ("codec,codec-full", *first, settings),
     ]
-    names = paper_figures(known(preset).paper)
-    return {
-        name: list(grid.configs(preset, method, sizes, graphs, seeds, changes))
-        for name, (method, sizes, graphs, changes) in zip(names, asked, strict=True)
-    }
+    return [
+        list(grid.configs(preset, method, sizes, graphs, seeds, changes)) for method, sizes, graphs, changes in asked
+    ]
 
 
-def _draw(preset: str, wanted: dict[str, list["RunConfig"]], runs: Path, out: Path) -> list[Path]:
+def _draw(preset: str, wanted: list[list["RunConfig"]], runs: Path, out: Path) -> list[Path]:
     """The files that were written; a figure with nothing to show is left out."""
-    from codecl.report.configurations import configurations
-    from codecl.report.gather import read
-    from codecl.report.paper_figures import paper_figures
+    from codecl.report.configurations import group
+    from codecl.report.figures.paper import paper_figures
     from codecl.report.pictures import write
     from codecl.runs.config import preset as known
     from codecl.runs.folder import folder_of
+    from codecl.runs.reader import read_run
 
     written: list[Path] = []
-    for name, draw in paper_figures(known(preset).paper).items():
-        figure = draw(configurations([read(folder_of(config, runs)) for config in wanted[name]]))
+    for (name, draw), configs in zip(paper_figures(known(preset).paper).items(), wanted, strict=True):
+        figure = draw(group([read_run(folder_of(config, runs)) for config in configs]))
         if figure.series:
             written += write(figure, out / name)
         else:

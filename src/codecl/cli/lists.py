@@ -1,11 +1,11 @@
 """What there is: presets, methods, topologies, models."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from codecl.cli.common import PresetName, Settings, app, first_line, listed
+from codecl.cli.common import PresetName, Settings, app
 
 
 @app.command()
@@ -13,7 +13,7 @@ def presets() -> None:
     """The presets and what they are."""
     from codecl.runs.config import presets
 
-    listed(presets())
+    _print(presets())
 
 
 @app.command()
@@ -34,7 +34,7 @@ def methods() -> None:
     """The methods and what they do."""
     from codecl.methods import METHODS
 
-    listed({name: first_line(kind) for name, kind in METHODS.items()})
+    _print({name: _first_line(kind) for name, kind in METHODS.items()})
 
 
 @app.command()
@@ -42,7 +42,7 @@ def topologies() -> None:
     """The topologies and who hears whom in them."""
     from codecl.exchange.topology import TOPOLOGIES
 
-    listed({name: first_line(builder) for name, builder in TOPOLOGIES.items()})
+    _print({name: _first_line(builder) for name, builder in TOPOLOGIES.items()})
 
 
 @app.command()
@@ -50,4 +50,14 @@ def models() -> None:
     """The models."""
     from codecl.models import MODELS
 
-    listed({name: first_line(sys.modules[builder.__module__]) for name, builder in MODELS.items()})
+    _print({name: _first_line(sys.modules[builder.__module__]) for name, builder in MODELS.items()})
+
+
+def _print(entries: dict[str, str]) -> None:
+    width = max(map(len, entries))
+    for name, about in entries.items():
+        typer.echo(f"{name:<{width}}  {about}")
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]

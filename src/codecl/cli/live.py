@@ -1,235 +1,176 @@
-"""Progress -> what a person sees: the state of a run, of a fleet, of many runs; or a plain line."""
+"""Shows how runs go on: in its place on a terminal, in lines elsewhere, not at all when quiet."""
 
-import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
-from codecl.report.units import duration, size
-from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
-from codecl.runs.progress import Progress
+from codecl.cli.display import about, drawn, left, line, names
+from codecl.report.units import duration
+from codecl.runs.follow import FollowerView, Liveness, Snapshot
+from codecl.runs.progress import Progress as RunProgress
+from codecl.runs.progress import progress
+from codecl.runs.reader import read_events
+from codecl.train.events import EpochEnded, Evaluated, Event, Recorded, Stepped, TaskOpened
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-SPARK = 40  # epochs in a sparkline
-TONES: dict[Liveness, str] = {
-    "starting": "cyan",
-    "under way": "cyan",
-    "silent": "yellow",
-    "stopped": "red",
-    "complete": "green",
-    "degraded": "yellow",
-}
-NARROW = 76  # columns; below, tables leave out what is least missed
+if TYPE_CHECKING:
+    from codecl.runs.config import RunConfig
 
-
-def sparkline(values: Sequence[float], width: int = SPARK) -> str:
-    """The last values as blocks, the least of them at the bottom; a gap where one is not a number."""
-    shown = values[-width:]
-    known = [value for value in shown if math.isfinite(value)]
-    if not known:
-        return " " * len(shown)
-    low, span = min(known), max(known) - min(known)
-    heights = ((value - low) / span if span else 0.0 for value in shown)
-    return "".join(BLOCKS[round(h * (len(BLOCKS) - 1))] if math.isfinite(h) else " " for h in heights)
+LINES_S = 5.0  # lines about an epoch come at most this often
+TRAINING_LINES_S = 10.0  # the same, of a run of this process
+REFRESH_S = 0.5
+MAX_WIDTH, MAX_HEIGHT = 100, 1000  # of what is printed once
+OnEvent = Callable[[Event], None]
+Show = Callable[[FollowerView], None]
 
 
-def number(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+@contextmanager
+def following(console: Console, once: bool = False) -> Iterator[Show]:
+    """Hands out what shows runs that are followed from their folders."""
+    if once:
+        console.width = min(console.width, MAX_WIDTH)
+        yield lambda view: console.print(drawn(view, console.width, MAX_HEIGHT))
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            yield lambda view: live.update(drawn(view, console.width, console.height), refresh=True)
+    else:
+        yield _lines(console)
 
 
-def about(now: Progress) -> str:
-    """`quickstart: codec, 4 agents on ring, seed 1`"""
-    if not now.about:
-        return "starting"
-    run = now.about
-    return f"{run.benchmark}: {run.method}, {run.agents} agents on {run.topology}, seed {run.seed}"
+class _LastLine(NamedTuple):
+    state: Liveness
+    epochs: int
+    time: float
 
 
-def left(seen: Snapshot) -> str:
-    """How long it will still take."""
-    if seen.progress.left_s is None or seen.state != "under way":
-        return ""
-    return f"{duration(max(0.0, seen.progress.left_s - seen.silent_s))} left"
+def _lines(console: Console) -> Show:
+    """A line at each task's end and each change of state, and a line an epoch at most every few seconds."""
+    last: dict[Path, _LastLine] = {}
+
+    def show(view: FollowerView) -> None:
+        called = names(view)
+        for snapshot in (snapshot for run in view.runs for snapshot in run.parts):
+            before = last.get(snapshot.folder)
+            now = time.monotonic()
+            epochs = len(snapshot.progress.losses)
+            lines = [_line(snapshot._replace(progress=end)) for end in snapshot.new] if before else []
+            if not before and not called[snapshot.folder]:
+                lines.append(about(snapshot.progress))
+            due = before and epochs != before.epochs and now - before.time >= LINES_S
+            if not before or snapshot.state != before.state:
+                lines.append(f"{snapshot.state} · {_line(snapshot)}")
+            elif due and not snapshot.new:
+                lines.append(_line(snapshot))
+            for text in lines:
+                prefix = f"{called[snapshot.folder]}: " if called[snapshot.folder] else ""
+                console.print(prefix + text, markup=False, highlight=False, soft_wrap=True)
+            if lines:
+                last[snapshot.folder] = _LastLine(snapshot.state, epochs, now)
+
+    return show
 
 
-def line(seen: Snapshot) -> str:
-    """A run's progress in one line."""
-    now = seen.progress
-    parts = [
-        f"task {now.opened}/{now.tasks}" if now.opened else "",
-        f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" and now.epoch else "",
-        f"loss {now.losses[-1]:.3f}" if now.losses else "",
-        f"ACC {now.acc:.2f} %" if now.acc is not None else "",
-        f"CC {now.cc:.2f}" if now.cc else "",
-        f"sent {size(now.sent)}",
-        left(seen),
-        f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
-    ]
-    return " · ".join(part for part in parts if part)
+def _line(snapshot: Snapshot) -> str:
+    return line(snapshot.progress, left(snapshot))
 
 
-def drawn(view: FollowerView, width: int, height: int) -> RenderableType:
-    """All that is watched, for a terminal of this size."""
-    run = view.alone
-    if run is None:
-        return many(view, width)
-    return fleet(run, width) if run.place.agents else one(run.parts[0], width, height)
+class TrainingRun:
+    """A run of this process, from its events; what was recorded before it was resumed is read from its folder."""
+
+    def __init__(self, config: "RunConfig", folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.events: list[Recorded] = []
+        self.steps = 0
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self.steps += 1
+        elif isinstance(event, Recorded) and self.events:
+            self.events.append(event.stamped())
+        elif isinstance(event, Recorded):
+            self.events = read_events(self.folder)  # an event is recorded before it is handed on
+            self.steps = self.progress.steps
+
+    @property
+    def progress(self) -> RunProgress:
+        return progress(self.events, self.config.train.epochs)
 
 
-def names(view: FollowerView) -> dict[Path, str]:
-    """What the folders that are followed are called: nothing, where there is but one."""
-    parts = {seen.folder: run for run in view.runs for seen in run.parts}
-    if view.alone:
-        return {folder: f"agent {_agent(folder)}" if run.place.agents else "" for folder, run in parts.items()}
-    return {folder: str(folder.relative_to(view.path)) for folder in parts}
+@contextmanager
+def training(console: Console, config: "RunConfig", folder: Path, quiet: bool) -> Iterator[OnEvent]:
+    """Hands out a consumer of events that shows how a run of this process goes on."""
+    if quiet or console.quiet:
+        yield lambda event: None
+    elif console.is_terminal:
+        with _bar(console, TrainingRun(config, folder)) as on_event:
+            yield on_event
+    else:
+        yield _plain(console, TrainingRun(config, folder))
 
 
-def _agent(folder: Path) -> str:
-    return folder.name.removeprefix("agent-")
+@contextmanager
+def _bar(console: Console, run: TrainingRun) -> Iterator[OnEvent]:
+    words = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # gives way where the terminal is narrow
+    columns = (
+        TextColumn(f"[bold]{run.config.method.name}[/]", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
+        BarColumn(10, table_column=Column(min_width=10)),
+        TextColumn("{task.description}", markup=False, table_column=words),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
+        bar = bars.add_task("starting", total=None)
+        shown = 0.0
+
+        def on_event(event: Event) -> None:
+            nonlocal shown
+            run.note(event)
+            if isinstance(event, Stepped):
+                bars.update(bar, completed=run.steps)
+            elif isinstance(event, TaskOpened | Evaluated) or time.monotonic() - shown >= REFRESH_S:
+                shown = time.monotonic()
+                now = run.progress
+                bars.update(bar, description=line(now, ""), total=max(now.all_steps, 1))
+
+        yield on_event
 
 
-def one(seen: Snapshot, width: int, height: int) -> RenderableType:
-    """A run: how far it is, what it has learned, what it has sent."""
-    now = seen.progress
-    head = Table.grid(expand=True, padding=(0, 1))
-    head.add_column(ratio=1)
-    head.add_column(justify="right", no_wrap=True)
-    head.add_row(Text(about(now), "bold"), state(seen))
-    room = max(3, height - 12)
-    tasks = (_tasks(now, room), Text()) if now.opened else ()
-    return Group(head, _bar(now), Text(), *tasks, _lines(seen, width))
+def _plain(console: Console, run: TrainingRun) -> OnEvent:
+    """A line at each task's end, and in between at most every few seconds."""
+    last = time.monotonic()
+
+    def on_event(event: Event) -> None:
+        nonlocal last
+        run.note(event)
+        due = isinstance(event, EpochEnded) and time.monotonic() - last > TRAINING_LINES_S
+        if due or isinstance(event, Evaluated):
+            last = time.monotonic()
+            now = run.progress
+            ahead = "" if now.left_s is None else f"{duration(now.left_s)} left"
+            text = f"{run.config.method.name} · {line(now, ahead)}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return on_event
 
 
-def state(seen: Snapshot) -> Text:
-    """The state of a run, and since when where that tells something."""
-    silent = f" for {duration(seen.silent_s)}" if seen.state == "silent" else ""
-    return Text(seen.state + silent, TONES[seen.state])
+@contextmanager
+def boarding(board: Path | None, run: Path, on_event: OnEvent) -> Iterator[OnEvent]:
+    """The same consumer, with what it is handed also on TensorBoard, where there is a folder for it."""
+    if board is None:
+        yield on_event
+        return
+    from codecl.report.tensorboard import Board
 
+    with Board(board, run) as drawn:
 
-def _bar(now: Progress) -> RenderableType:
-    row = Table.grid(expand=True, padding=(0, 1))
-    row.add_column(ratio=1)
-    row.add_column(justify="right", no_wrap=True)
-    share = now.steps / now.all_steps if now.all_steps else 0.0
-    row.add_row(ProgressBar(total=1.0, completed=share), f"{100 * share:.0f} %")
-    return row
+        def both(event: Event) -> None:
+            on_event(event)
+            drawn(event)
 
-
-def _tasks(now: Progress, room: int) -> Table:
-    """A row a task; where there are more than fit, the last."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    table.add_column("task", no_wrap=True, overflow="ellipsis")
-    for title in ("learned %", "now %", "CC"):
-        table.add_column(title, justify="right", no_wrap=True)
-    first = max(0, now.opened - room)
-    for task in range(first, now.opened):
-        name = f"{task + 1} {now.names[task]}" + (f" (and {first} before)" if first and task == first else "")
-        scores = (
-            _at(now.learned, task),
-            _at(now.known, task) if task < len(now.known) else _doing(now),
-            _at(now.cc_by_task, task),
-        )
-        table.add_row(Text(name), *scores)
-    return table
-
-
-def _at(values: Sequence[float | None], place: int) -> str:
-    return number(values[place]) if place < len(values) else ""
-
-
-def _doing(now: Progress) -> str:
-    return f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" else now.phase
-
-
-def _lines(seen: Snapshot, width: int) -> Table:
-    now = seen.progress
-    spread = f" ({min(now.loss):.3f} to {max(now.loss):.3f} by agent)" if len(now.loss) > 1 else ""
-    loss = f"{sparkline(now.losses, max(8, min(SPARK, width - 54)))} {now.losses[-1]:.3f}{spread}" if now.losses else ""
-    speed = f"{now.steps_a_second:.3g} a second" if now.steps_a_second and seen.state == "under way" else ""
-    steps = ", ".join(part for part in (f"{now.steps} of {now.all_steps}", speed, left(seen)) if part)
-    so_far = "" if now.ended else " so far"
-    error = "disagreement" if now.about and now.about.fleet else "consensus error"
-    rows = {
-        "steps": steps if now.all_steps else "",
-        "loss": loss,
-        "ACC": f"{now.acc:.2f} %{so_far}" if now.acc is not None else "",
-        "sent": f"{size(now.sent)}, CC {number(now.cc)}{so_far}" if now.sent else "",
-        error: number(now.apart, ".2g") if now.apart is not None else "",
-        "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
-        "missed": f"{now.missed} messages" if now.missed else "",
-        "folder": str(seen.folder),
-    }
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in rows.items():
-        if text:
-            grid.add_row(name, Text(text))
-    return grid
-
-
-def fleet(run: RunSnapshot, width: int) -> RenderableType:
-    """Agents that are peers, a row each."""
-    first = furthest(run.parts)
-    head = Text(about(first), "bold") + Text(f"  {run.state}", TONES[run.state])
-    columns = ["agent", "state", "task", "epoch", "loss", "ACC", "missed", "away", "last sign"]
-    table = _table(columns, left_out=("missed",) if width < NARROW else ())
-    for one in run.parts:
-        now = one.progress
-        cells = {
-            "agent": _agent(one.folder),
-            "state": Text(one.state, TONES[one.state]),
-            "task": f"{now.opened}/{now.tasks}",
-            "epoch": f"{now.epoch}/{now.epochs}",
-            "loss": number(now.losses[-1] if now.losses else None, ".3f"),
-            "ACC": number(now.acc),
-            "missed": str(now.missed),
-            "away": " ".join(map(str, now.away)) if not now.ended else "",
-            "last sign": f"{duration(one.silent_s)} ago",
-        }
-        _row(table, cells)
-    sent, expected = sum(one.progress.sent for one in run.parts), first.about.agents if first.about else 0
-    here = "" if expected <= len(run.parts) else f"{len(run.parts)} of {expected} agents are recorded here; "
-    return Group(head, table, Text(f"{here}sent {size(sent)}, CC {number(first.cc)} so far", "dim"))
-
-
-def furthest(parts: Sequence[Snapshot]) -> Progress:
-    return max((one.progress for one in parts), key=lambda now: (bool(now.about), now.steps))
-
-
-def many(view: FollowerView, width: int) -> RenderableType:
-    """A row a run."""
-    columns = ["run", "state", "task", "loss", "ACC", "CC", "sent", "left"]
-    table = _table(columns, left_out=("loss", "sent", "CC") if width < NARROW else ())
-    for run in view.runs:
-        now = furthest(run.parts)
-        cells = {
-            "run": Text(str(run.place.folder.relative_to(view.path)), overflow="fold"),
-            "state": Text(run.state, TONES[run.state]),
-            "task": f"{now.opened}/{now.tasks}",
-            "loss": number(now.losses[-1] if now.losses else None, ".3f"),
-            "ACC": number(now.acc),
-            "CC": number(now.cc),
-            "sent": size(sum(one.progress.sent for one in run.parts)),
-            "left": max((left(one).removesuffix(" left") for one in run.parts), key=len),
-        }
-        _row(table, cells)
-    return table
-
-
-def _table(columns: Sequence[str], left_out: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    for title in columns:
-        words = title in ("state", "run", "away")
-        if title not in left_out:
-            table.add_column(title, justify="left" if words else "right", no_wrap=title != "run")
-    return table
-
-
-def _row(table: Table, cells: dict[str, Any]) -> None:
-    table.add_row(*(cells[str(column.header)] for column in table.columns))
+        yield both

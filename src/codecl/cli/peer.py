@@ -65,7 +65,7 @@ def local(
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
 ) -> None:
     """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
-    from codecl.cli.watch import showing
+    from codecl.cli.live import following
     from codecl.peers import local as fleets
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
@@ -74,7 +74,7 @@ def local(
         f"{config.preset}: {config.method.name}, {config.agents} peers on {config.topology.name}, seed {config.seed}"
     )
     console.print(about, markup=False, highlight=False)
-    with showing(console) as show:
+    with following(console) as show:
         ended = fleets.run(config, _peers(deadline, silence), out, again, show)
     console.print(f"recorded in {ended.folder}", style="dim", highlight=False, soft_wrap=True)
     worst = [code for code in ended.codes if code not in (0, DEGRADED)]

@@ -24,10 +24,10 @@ def report(
     from codecl.report.gather import gather
     from codecl.report.units import size
 
-    found = gather(runs)
-    for one in found.refused:
-        print(f"codecl: left out {one.folder}: {one.why}", file=sys.stderr)
-    written = folder.write(found, out, paper, figures)
+    gathered = gather(runs)
+    for refused in gathered.refused:
+        print(f"codecl: left out {refused.folder}: {refused.why}", file=sys.stderr)
+    written = folder.write(gathered, out, paper, figures)
     if written.figures:
         print(f"{out / 'figures'}  {written.figures} figures, each as svg, png and csv")
     print(f"{written.page}  {size(written.page.stat().st_size)}")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from codecl.data.task import Task
     from codecl.exchange.cluster.ranks import Ranks
     from codecl.runs.config import RunConfig
+    from codecl.runs.reader import Run
 
     LoadTasks = Callable[[RunConfig], list[Task]]
 
@@ -206,11 +207,11 @@ def _recorded(config: "RunConfig", options: RunOptions) -> "Result | None":
 
 def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board: Path | None) -> "Result":
     from codecl import api
-    from codecl.cli.display import boarding, watching
+    from codecl.cli.live import boarding, training
 
     folder, console = _folder(config, options.out), options.console
     try:
-        with watching(console, config, len(tasks), options.quiet) as watch, boarding(board, folder, watch) as on_event:
+        with training(console, config, folder, options.quiet) as shown, boarding(board, folder, shown) as on_event:
             return api.run(
                 config,
                 out=options.out,
@@ -249,31 +250,31 @@ def _announce(console: "Console", config: "RunConfig", number: int, count: int) 
 
 def show_results(console: "Console", results: list["Result"], as_json: bool) -> None:
     """What came out of runs, and the exit code that tells of degraded ones."""
+    from codecl.report.gather import scores_of
+
+    runs = [scores_of(result.folder) for result in results]
     if as_json:
-        print(json.dumps([{"folder": str(result.folder), **result.metrics} for result in results], indent=1))
-    else:
-        _show(console, results)
-    if any(result.metrics["status"] == "degraded" for result in results):
+        print(json.dumps([{"folder": str(run.folder), **run.metrics.dump()} for run in runs], indent=1))
+    elif runs:
+        _show(console, runs)
+    if any(run.metrics.status == "degraded" for run in runs):
         raise typer.Exit(4)
 
 
-def _show(console: "Console", done: list["Result"]) -> None:
+def _show(console: "Console", runs: list["Run"]) -> None:
     """Tables of what was run just now."""
-    from codecl.report.table import forgetting, in_words, results
+    from codecl.report import formats
+    from codecl.report.tables import forgetting, in_words, results
     from codecl.runs.reader import read_tasks
 
-    if not done:
-        return
-    seeds = {result.metrics["seed"] for result in done}
-    alike = {(result.metrics["agents"], result.metrics["topology"]) for result in done}
-    if len(seeds) == 1 and len(alike) == 1 and len(done) <= 4:
-        names = [task.name for task in read_tasks(done[0].folder)]
+    metrics = [run.metrics for run in runs]
+    if len({(run.seed, run.agents, run.topology) for run in metrics}) == 1 and len(runs) <= 4:
         console.print()
-        console.print(forgetting([(result.metrics["method"], result.metrics) for result in done], names))
+        console.print(forgetting(metrics, [task.name for task in read_tasks(runs[0].folder)]))
     console.print()
-    console.print(results([(result.folder, result.metrics) for result in done]))
-    words = in_words([result.metrics for result in done])
+    console.print(formats.table(results(runs)))
+    words = in_words(metrics)
     if words:
         console.print(words, highlight=False)
-    folders = ", ".join(str(result.folder) for result in done[:2]) + (", …" if len(done) > 2 else "")
+    folders = ", ".join(str(run.folder) for run in runs[:2]) + (", …" if len(runs) > 2 else "")
     console.print(f"recorded in {folders}", style="dim", highlight=False, soft_wrap=True)

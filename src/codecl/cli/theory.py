@@ -38,16 +38,17 @@ def check(
     from codecl.theory import check as checks
     from codecl.theory import rates
 
-    console, sheets = console_for(as_json), list["Sheet"]()
+    console = console_for(as_json)
+    sheets: list[Sheet] = []
 
     def show(sheet: "Sheet") -> None:
         sheets.append(sheet)
         if not as_json:
-            formats.show(sheet, console, whole=True)
+            formats.show(sheet, console, uncut=True)
 
     with console.status("walking"):
-        found = list(checks.checked(4 if quick else problems, seeds, steps))
-        show(report.bounds(f"{len(found)} inequalities, {seeds} noise seeds each", found))
+        checked = list(checks.checked(4 if quick else problems, seeds, steps))
+        show(report.bounds(f"{len(checked)} inequalities, {seeds} noise seeds each", checked))
         show(report.bounds("where the printed bounds fail", list(checks.counterexamples())))
         broken = list(checks.broken(4, seeds))
         show(report.bounds("control: the columns of the mixing matrix do not sum to 1", broken))
@@ -58,7 +59,7 @@ def check(
     for figure in report.figures(slopes):
         for path in pictures.write(figure, out / figure.key):
             console.print(f"wrote {path}", style="dim", highlight=False, soft_wrap=True)
-    wrong = report.wrong(found, broken, slopes)
+    wrong = report.wrong(checked, broken, slopes)
     if wrong:
         raise RunFailed(f"theory: {wrong[0]}" + (f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
     console.print("All that is claimed holds, and every control fails as it should.", highlight=False)

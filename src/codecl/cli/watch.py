@@ -1,26 +1,20 @@
 """`codecl watch`."""
 
+import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from codecl.cli.common import app, console_for
-from codecl.errors import DataError
+from codecl.errors import CodeclError, DataError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from codecl.runs.follow import Follower, FollowerView
-
-    Show = Callable[[FollowerView], None]
+    from codecl.runs.config import RunConfig
+    from codecl.runs.follow import Follower
 
 EVERY_S = 0.5
-LINES_S = 5.0
-WIDEST, TALLEST = 100, 1000  # of what is printed once
 
 
 @app.command()
@@ -32,11 +26,13 @@ def watch(
     """Follow a run that is under way, here or in another process, from its folder alone, until it ends.
 
     Exit codes: 0 complete, 4 degraded, 1 stopped. Ctrl-C ends the watching, not the run."""
+    from codecl.cli.live import following
     from codecl.runs.follow import Follower
 
-    console, follower = console_for(False), Follower(run, patience)
+    console = console_for(False)
+    follower = Follower(run, patience)
     _wait(follower)
-    with showing(console, once) as show:
+    with following(console, once) as show:
         view = follower.look()
         show(view)
         while not once and not view.over:
@@ -44,9 +40,7 @@ def watch(
             view = follower.look()
             show(view)
     if view.alone and view.alone.state == "stopped":
-        from codecl.report.command import way_on
-
-        console.print(f"stopped: {way_on(run)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"stopped: {go_on(run)}", highlight=False, markup=False, soft_wrap=True)
     if view.alone or not once:
         raise typer.Exit(view.exit_code)
 
@@ -63,47 +57,31 @@ def _wait(follower: "Follower") -> None:
         time.sleep(min(EVERY_S, patience))
 
 
-@contextmanager
-def showing(console: "Console", once: bool = False) -> Iterator["Show"]:
-    """Hands out what shows a view: in its place on a terminal, in lines elsewhere."""
-    from codecl.cli.live import drawn
+def go_on(folder: Path) -> str:
+    """What to type to go on with a run, where the folder tells and it gives this very run; otherwise words."""
+    from codecl.runs.folder import folder_of
+    from codecl.runs.reader import read_config
 
-    if once:
-        console.width = min(console.width, WIDEST)
-        yield lambda view: console.print(drawn(view, console.width, TALLEST))
-        return
-    if not console.is_terminal:
-        yield _lines(console)
-        return
-    from rich.live import Live
-
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda view: live.update(drawn(view, console.width, console.height), refresh=True)
+    same = "the command that started it goes on where it stopped"
+    try:
+        config = read_config(folder)
+        command, made = _command(config, folder.parents[1])
+    except (CodeclError, IndexError):
+        return same
+    if made.decisive() != config.decisive() or folder_of(made, folder.parents[1]) != folder:
+        return same
+    return f"go on with `{shlex.join(command)}`"
 
 
-def _lines(console: "Console") -> "Show":
-    """A line at each task's end and each change of state, and a line an epoch at most every few seconds."""
-    from codecl.cli.live import about, line, names
+def _command(config: "RunConfig", out: Path) -> tuple[list[str], "RunConfig"]:
+    """The command of a config, and the config that the command gives."""
+    from codecl.report.configurations import changed
+    from codecl.runs import grid
 
-    said: dict[Path, tuple[str, int, float]] = {}  # state, epochs and time of the last line
-
-    def show(view: "FollowerView") -> None:
-        called = names(view)
-        for seen in (part for run in view.runs for part in run.parts):
-            state, epochs, when = said.get(seen.folder, ("", 0, 0.0))
-            now = time.monotonic()
-            lines = [line(seen._replace(progress=end)) for end in seen.new] if state else []
-            if not state and not called[seen.folder]:
-                lines.append(about(seen.progress))
-            due = len(seen.progress.losses) != epochs and now - when >= LINES_S
-            if seen.state != state:
-                lines.append(f"{seen.state} · {line(seen)}")
-            elif due and not seen.new:
-                lines.append(line(seen))
-            for text in lines:
-                prefix = f"{called[seen.folder]}: " if called[seen.folder] else ""
-                console.print(prefix + text, markup=False, highlight=False, soft_wrap=True)
-            if lines:
-                said[seen.folder] = seen.state, len(seen.progress.losses), now
-
-    return show
+    settings = [f"{field}={value}" for field, value in changed(config).items()]
+    names = (config.method.name, str(config.agents), config.topology.name, str(config.seed))
+    (made,) = grid.configs(config.preset, *names, settings)
+    options = [*zip(("--method", "--agents", "--topology", "--seeds"), names, strict=True)]
+    options += [("--set", setting) for setting in settings]
+    elsewhere = ["--out", str(out)] if out != Path("runs") else []
+    return ["codecl", "run", config.preset, *(word for option in options for word in option), *elsewhere], made

@@ -1,25 +1,81 @@
 """Two configurations, each of one run or of several seeds -> what differs in their configs and in what came out."""
 
 import math
+import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
+from codecl.report.configurations import Score
 from codecl.report.formats import Column, Sheet
-from codecl.report.rows import Metrics, Runs, Score
-from codecl.report.spread import BySeed, Difference, difference
+from codecl.report.gather import finished
 from codecl.report.units import spread_of_bytes
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
-from codecl.runs.reader import Run, as_fleets, find_runs, read_config, read_metrics
+from codecl.runs.reader import Run, read_config
+from codecl.runs.schema import Metrics
 
 NOTE = (
     "A, B: mean ± std over seeds. B − A: ± how far its 95 % interval reaches ({ways}). more, less: zero is outside the"
     " interval. Each row stands by itself: of 20 rows without any difference one is outside by chance."
 )
 WAYS = {"paired": "of the differences seed by seed", "Welch": "of the means, Welch's: the seeds are not the same"}
-LONGEST = 100  # of a config's difference in words
+MAX_CHANGE = 100  # letters of a config's difference
+
+Verdict = Literal["equal", "more", "less", "no difference seen", "one seed: cannot say", "not known"]
+BySeed = Mapping[int, float]
+Value = Callable[[Metrics], float | None]
+
+
+class Difference(NamedTuple):
+    """b − a, with the interval that holds the true one in 95 of 100 cases."""
+
+    a: Score
+    b: Score
+    mean: float | None
+    low: float | None
+    high: float | None
+    way: Literal["paired", "Welch"] | None  # how the interval was made
+    verdict: Verdict
+
+
+def difference(a: BySeed, b: BySeed) -> Difference:
+    """Of the same seeds: of each seed, then their mean (paired). Of other seeds: of the means (Welch)."""
+    scores = Score.of(list(a.values())), Score.of(list(b.values()))
+    if not a or not b:
+        return Difference(*scores, None, None, None, None, "not known")
+    mean = statistics.fmean(b.values()) - statistics.fmean(a.values())
+    if ({*a.values()} == {*b.values()} and len({*a.values()}) == 1) or a == b:
+        return Difference(*scores, 0.0, 0.0, 0.0, None, "equal")
+    if len(a) < 2 or len(b) < 2:
+        return Difference(*scores, mean, None, None, None, "one seed: cannot say")
+    paired = a.keys() == b.keys()
+    low, high = _interval(a, b, paired, mean)
+    verdict: Verdict = "no difference seen"
+    if low > 0:
+        verdict = "more"
+    elif high < 0:
+        verdict = "less"
+    return Difference(*scores, mean, low, high, "paired" if paired else "Welch", verdict)
+
+
+def _interval(a: BySeed, b: BySeed, paired: bool, mean: float) -> tuple[float, float]:
+    """The 95 % interval of b − a; where nothing spreads, the difference itself."""
+    from scipy import stats  # slow to import
+
+    spreading = [[b[seed] - a[seed] for seed in a]] if paired else [a.values(), b.values()]
+    if all(len(set(values)) == 1 for values in spreading):
+        return mean, mean
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of values that are nearly the same
+        if paired:
+            test = stats.ttest_rel([b[seed] for seed in a], list(a.values()))
+        else:
+            test = stats.ttest_ind(list(b.values()), list(a.values()), equal_var=False)
+    interval = test.confidence_interval(0.95)
+    return float(interval.low), float(interval.high)
 
 
 class Side(NamedTuple):
@@ -33,11 +89,11 @@ class Side(NamedTuple):
     @property
     def tasks(self) -> int:
         """Finished, by the run that came furthest."""
-        return max(len(_matrix(run)) for run in self.runs.values())
+        return max(len(run.accuracy_matrix) for run in self.runs.values())
 
-    def values(self, of: "Callable[[Metrics], Any]") -> BySeed:
-        found = {seed: of(run) for seed, run in sorted(self.runs.items())}
-        return {seed: float(value) for seed, value in found.items() if value is not None and math.isfinite(value)}
+    def values(self, value: Value) -> BySeed:
+        values = {seed: value(run) for seed, run in sorted(self.runs.items())}
+        return {seed: float(known) for seed, known in values.items() if known is not None and math.isfinite(known)}
 
 
 class Quantity(NamedTuple):
@@ -45,22 +101,20 @@ class Quantity(NamedTuple):
 
     key: str
     title: str
-    of: Callable[[Metrics], Any]
-    form: Callable[[float, float | None], str]  # of a value and its spread
+    value: Value
+    text: Callable[[float, float | None], str]  # of a value and its spread
 
 
-class Line(NamedTuple):
-    """One quantity at both sides."""
-
+class ComparedQuantity(NamedTuple):
     quantity: Quantity
-    found: Difference
+    difference: Difference
 
 
 class Comparison(NamedTuple):
     a: Side
     b: Side
     config: Sequence[str]  # fields that differ, `field: a, b`
-    lines: Sequence[Line]
+    quantities: Sequence[ComparedQuantity]
 
 
 def compare(a: Path, b: Path) -> Comparison:
@@ -68,73 +122,57 @@ def compare(a: Path, b: Path) -> Comparison:
     changes = [text for text in config_difference(left.config, right.config) if not text.startswith("seed: ")]
     if left.exchange != right.exchange:
         changes.append(f"exchange: {left.exchange}, {right.exchange}")
-    lines = [
-        Line(quantity, difference(left.values(quantity.of), right.values(quantity.of)))
+    compared = [
+        ComparedQuantity(quantity, difference(left.values(quantity.value), right.values(quantity.value)))
         for quantity in quantities(min(left.tasks, right.tasks), left.tasks == right.tasks)
     ]
-    return Comparison(left, right, changes, lines)
+    return Comparison(left, right, changes, compared)
 
 
 def side(name: str, path: Path) -> Side:
     """The runs at a path, which should be of one configuration."""
-    runs = as_fleets([Run(folder, read_metrics(folder)) for folder in find_runs([path])])
-    found = [(run.folder, run.metrics.dump()) for run in runs]
-    groups: dict[tuple[str, str], list[tuple[Path, Metrics]]] = {}
-    for folder, run in found:
-        groups.setdefault((_config(folder).digest(), _exchange(run)), []).append((folder, run))
-    if len(groups) > 1:
-        names = [str(group[0][0].parent) for group in groups.values()]
+    runs = finished([path])
+    configs = [run.config or read_config(run.folder) for run in runs]  # which says what is wrong with it
+    exchanges = [run.metrics.exchange or "simulated" for run in runs]
+    firsts: dict[tuple[str, str], Path] = {}
+    for run, config, exchange in zip(runs, configs, exchanges, strict=True):
+        firsts.setdefault((config.digest(), exchange), run.folder.parent)
+    if len(firsts) > 1:
+        names = list(map(str, firsts.values()))
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-        raise ConfigError(f"{name}: {path} holds {len(groups)} configurations ({shown}); give one of them")
-    return Side(path, _config(found[0][0]), _exchange(found[0][1]), _by_seed(name, found))
+        raise ConfigError(f"{name}: {path} holds {len(names)} configurations ({shown}); give one of them")
+    return Side(path, configs[0], exchanges[0], _by_seed(name, runs))
 
 
-def _by_seed(name: str, runs: Runs) -> dict[int, Metrics]:
-    out: dict[int, tuple[Path, Metrics]] = {}
-    for folder, run in runs:
-        earlier, _ = out.setdefault(run["seed"], (folder, run))
-        if earlier != folder:
-            raise ConfigError(f"{name}: seed {run['seed']} is there twice ({earlier}, {folder}); leave one out")
-    return {seed: run for seed, (_, run) in out.items()}
-
-
-def _config(folder: Path) -> RunConfig:
-    """Of a run, or of a fleet's first agent."""
-    agents = sorted(folder.glob("agent-*/config.yaml"))
-    return read_config(agents[0].parent if agents and not (folder / "config.yaml").exists() else folder)
-
-
-def _exchange(run: Metrics) -> str:
-    return str(run.get("exchange") or "simulated")
+def _by_seed(name: str, runs: Sequence[Run]) -> dict[int, Metrics]:
+    out: dict[int, Run] = {}
+    for run in runs:
+        seed = run.metrics.seed
+        if seed in out:
+            raise ConfigError(f"{name}: seed {seed} is there twice ({out[seed].folder}, {run.folder}); leave one out")
+        out[seed] = run
+    return {seed: run.metrics for seed, run in out.items()}
 
 
 def quantities(tasks: int, same: bool) -> list[Quantity]:
     """What is compared, with so many tasks at both sides; scores over all tasks where both have the `same` number."""
 
-    def whole(of: Callable[[Metrics], Any]) -> Callable[[Metrics], Any]:
+    def complete(value: Value) -> Value:
         """Of runs that finished all tasks."""
-        return lambda run: of(run) if len(_matrix(run)) == tasks else None
-
-    def traffic(key: str) -> Callable[[Metrics], Any]:
-        return whole(lambda run: run["traffic"][key])
+        return lambda run: value(run) if len(run.accuracy_matrix) == tasks else None
 
     over_all = [
-        Quantity("acc", "ACC %", whole(lambda run: run["acc"]), _plain),
-        Quantity("bwt", "BWT %", whole(lambda run: run["bwt"]), _plain),
-        Quantity("cc", "cc", traffic("cc"), _plain),
-        Quantity("cc_reference", "cc_reference", traffic("cc_reference"), _plain),
-        Quantity("train_bytes", "train bytes", traffic("train_bytes"), spread_of_bytes),
-        Quantity("boundary_bytes", "boundary bytes", traffic("boundary_bytes"), spread_of_bytes),
-        Quantity("consensus_error", "consensus error", whole(_consensus), _rough),
+        Quantity("acc", "ACC %", complete(lambda run: run.acc), _plain),
+        Quantity("bwt", "BWT %", complete(lambda run: run.bwt), _plain),
+        Quantity("cc", "cc", complete(lambda run: run.traffic.cc), _plain),
+        Quantity("cc_reference", "cc_reference", complete(lambda run: run.traffic.cc_reference), _plain),
+        Quantity("train_bytes", "train bytes", complete(lambda run: run.traffic.train_bytes), spread_of_bytes),
+        Quantity("boundary_bytes", "boundary bytes", complete(lambda run: run.traffic.boundary_bytes), spread_of_bytes),
+        Quantity("consensus_error", "consensus error", complete(_consensus), _rough),
     ]
-    pace = Quantity("ms_per_iteration", "ms a step", lambda run: run["timing"]["ms_per_iteration"], _plain)
-    each = range(tasks)
-    ends = [Quantity(f"accuracy_{task + 1}", f"task {task + 1} %", _accuracy(task), _plain) for task in each]
+    pace = Quantity("ms_per_iteration", "ms a step", lambda run: run.timing.ms_per_iteration, _plain)
+    ends = [Quantity(f"accuracy_{task + 1}", f"task {task + 1} %", _accuracy(task), _plain) for task in range(tasks)]
     return [*(over_all if same else []), pace, *ends]
-
-
-def _matrix(run: Metrics) -> Sequence[Sequence[float | None]]:
-    return run.get("accuracy_matrix") or []
 
 
 def _plain(value: float, spread: float | None) -> str:
@@ -145,100 +183,98 @@ def _rough(value: float, spread: float | None) -> str:
     return f"{value:.1g}" if spread is None else f"{value:.1g} ± {spread:.1g}"
 
 
-def _accuracy(task: int) -> Callable[[Metrics], Any]:
+def _accuracy(task: int) -> Value:
     """Of a task at the end; of tasks that stand alone, when its own training ended."""
 
-    def of(run: Metrics) -> Any:
-        matrix = _matrix(run)
+    def value(run: Metrics) -> float | None:
+        matrix = run.accuracy_matrix
         if task >= len(matrix):
             return None
-        return matrix[task if run["each_task_alone"] else -1][task]
+        return matrix[task if run.each_task_alone else -1][task]
 
-    return of
+    return value
 
 
-def _consensus(run: Metrics) -> Any:
+def _consensus(run: Metrics) -> float | None:
     """At the end of the last task, before agreement."""
-    known = run.get("consensus_error_by_task")
-    return known[-1] if known else None
+    return run.consensus_error_by_task[-1] if run.consensus_error_by_task else None
 
 
-def about(found: Comparison) -> list[str]:
+def about(comparison: Comparison) -> list[str]:
     """What is compared, and what should be known about it, a line each."""
-    same_runs = found.a.path.resolve() == found.b.path.resolve()
-    changes = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in found.config]
-    lines = [*(f"{name}: {_named(one)}" for name, one in (("A", found.a), ("B", found.b)))]
+    a, b = comparison.a, comparison.b
+    changes = [text if len(text) <= MAX_CHANGE else text[: MAX_CHANGE - 1] + "…" for text in comparison.config]
+    lines = [f"A: {_named(a)}", f"B: {_named(b)}"]
     lines.append("configs differ in " + "; ".join(changes) if changes else "configs are the same")
-    if same_runs:
+    if a.path.resolve() == b.path.resolve():
         lines.append("A and B are the same folder")
-    if found.a.tasks != found.b.tasks:
-        fewer = min(found.a.tasks, found.b.tasks)
+    if a.tasks != b.tasks:
         lines.append(
-            f"A finished {found.a.tasks} tasks, B {found.b.tasks}: scores and bytes over all tasks are left out, the"
-            f" first {fewer} are compared"
+            f"A finished {a.tasks} tasks, B {b.tasks}: scores and bytes over all tasks are left out, the"
+            f" first {min(a.tasks, b.tasks)} are compared"
         )
     return lines
 
 
-def _named(one: Side) -> str:
-    run = next(iter(one.runs.values()))
-    seeds = ", ".join(map(str, sorted(one.runs)))
-    odd = [f"seed {seed} is {run['status']}" for seed, run in sorted(one.runs.items()) if run["status"] != "complete"]
-    words = f"{run['method']}, {run['agents']} agents on {run['topology']}, seed{'s' * (len(one.runs) > 1)} {seeds}"
-    return "; ".join([f"{one.path} ({run['benchmark']}: {words})", *odd])
+def _named(side: Side) -> str:
+    run = next(iter(side.runs.values()))
+    seeds = ", ".join(map(str, sorted(side.runs)))
+    odd = [f"seed {seed} is {run.status}" for seed, run in sorted(side.runs.items()) if run.status != "complete"]
+    words = f"{run.method}, {run.agents} agents on {run.topology}, seed{'s' * (len(side.runs) > 1)} {seeds}"
+    return "; ".join([f"{side.path} ({run.benchmark}: {words})", *odd])
 
 
-def sheet(found: Comparison) -> Sheet:
+def sheet(comparison: Comparison) -> Sheet:
     """A row a quantity; those that neither side knows are left out."""
-    lines = [line for line in found.lines if (line.found.a.mean, line.found.b.mean) != (None, None)]
-    ways = {line.found.way for line in lines}
-    note = NOTE.format(ways="; ".join(WAYS[way] for way in ("paired", "Welch") if way in ways))
+    rows = [row for row in comparison.quantities if (row.difference.a.mean, row.difference.b.mean) != (None, None)]
+    ways = {row.difference.way for row in rows}
+    note = NOTE.format(ways="; ".join(words for way, words in WAYS.items() if way in ways))
     columns = [
-        Column("", [line.quantity.title for line in lines], words=True, fold=True),
-        Column("A", [_score(line.found.a, line.quantity) for line in lines]),
-        Column("B", [_score(line.found.b, line.quantity) for line in lines]),
-        Column("B − A", [_change(line) for line in lines]),
-        Column("verdict", [line.found.verdict for line in lines], words=True, fold=True),
+        Column("", [row.quantity.title for row in rows], words=True, fold=True),
+        Column("A", [_score(row.difference.a, row.quantity) for row in rows]),
+        Column("B", [_score(row.difference.b, row.quantity) for row in rows]),
+        Column("B − A", [_change(row) for row in rows]),
+        Column("verdict", [row.difference.verdict for row in rows], words=True, fold=True),
     ]
-    return Sheet("", columns, note if ways & set(WAYS) else "", [record_of(line) for line in lines])
+    return Sheet("", columns, note if ways & set(WAYS) else "", [_record(row) for row in rows])
 
 
 def _score(score: Score, quantity: Quantity) -> str:
-    return "-" if score.mean is None else quantity.form(score.mean, score.std)
+    return "-" if score.mean is None else quantity.text(score.mean, score.std)
 
 
-def _change(line: Line) -> str:
+def _change(row: ComparedQuantity) -> str:
     """The difference, and how far its interval reaches to each side."""
-    mean, low, high, form = line.found.mean, line.found.low, line.found.high, line.quantity.form
+    mean, low, high = row.difference.mean, row.difference.low, row.difference.high
     if mean is None:
         return "-"
-    reach = (high - low) / 2 if line.found.way and low is not None and high is not None else None
-    return ("+" if mean > 0 else "") + form(mean, reach)
+    reach = (high - low) / 2 if row.difference.way and low is not None and high is not None else None
+    return ("+" if mean > 0 else "") + row.quantity.text(mean, reach)
 
 
-def record_of(line: Line) -> dict[str, Any]:
+def _record(row: ComparedQuantity) -> dict[str, Any]:
     """A row for machines: every number as it is."""
-    found = line.found
+    apart = row.difference
     return {
-        "metric": line.quantity.key,
-        "a": found.a.mean,
-        "a_std": found.a.std,
-        "b": found.b.mean,
-        "b_std": found.b.std,
-        "difference": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "interval": found.way,
-        "verdict": found.verdict,
+        "metric": row.quantity.key,
+        "a": apart.a.mean,
+        "a_std": apart.a.std,
+        "b": apart.b.mean,
+        "b_std": apart.b.std,
+        "difference": apart.mean,
+        "low": apart.low,
+        "high": apart.high,
+        "interval": apart.way,
+        "verdict": apart.verdict,
     }
 
 
-def plain(found: Comparison) -> dict[str, Any]:
+def plain(comparison: Comparison) -> dict[str, Any]:
     """All of it for machines."""
 
-    def of(one: Side) -> dict[str, Any]:
-        status = {str(seed): run["status"] for seed, run in sorted(one.runs.items())}
-        return {"path": str(one.path), "digest": one.config.digest(), "tasks": one.tasks, "status_by_seed": status}
+    def of(side: Side) -> dict[str, Any]:
+        status = {str(seed): run.status for seed, run in sorted(side.runs.items())}
+        return {"path": str(side.path), "digest": side.config.digest(), "tasks": side.tasks, "status_by_seed": status}
 
-    lines = [record_of(line) for line in found.lines]
-    return {"a": of(found.a), "b": of(found.b), "config": list(found.config), "metrics": lines}
+    rows = [_record(row) for row in comparison.quantities]
+    return {"a": of(comparison.a), "b": of(comparison.b), "config": list(comparison.config), "metrics": rows}

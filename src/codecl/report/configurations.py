@@ -1,110 +1,147 @@
-"""Runs that differ in their seed alone -> a configuration with a name, and its curves as means over seeds."""
+"""Runs that differ in their seed alone -> a configuration: its name, its variant in words, its scores over seeds."""
 
-import math
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl.report.figure import Number, Series
-from codecl.report.gather import Run
-from codecl.report.rows import Score, alike
-from codecl.report.variant import shortened, variant
+from codecl.errors import ConfigError
+from codecl.methods import METHODS
+from codecl.runs.config import RunConfig, flat, preset, resolve
+from codecl.runs.reader import Run
+from codecl.runs.schema import Metrics
+from codecl.train.events import TaskOpened
 
-Curve = Mapping[float, Number]  # x -> y
+MAX_VARIANT = 40  # letters
+# fields that have columns of their own, are longer than words can be, or are an agent's own
+NOT_SAID: Any = {
+    **dict.fromkeys(("preset", "seed", "agents", "sources"), True),
+    "method": {"name"},
+    "topology": {"name", "edges"},
+    "data": {"local_path"},
+}
+
+
+class Score(NamedTuple):
+    """Mean and sample standard deviation over seeds; None where there is none."""
+
+    mean: float | None = None
+    std: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Score":
+        if not values:
+            return cls()
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "-"
+        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
 class Configuration(NamedTuple):
     """Runs that differ in their seed alone and ended alike."""
 
     name: str  # no other has it
+    variant: str  # what its config has other than the preset's
     runs: Sequence[Run]
 
     @property
-    def first(self) -> Run:
-        """For what all of its runs have in common."""
-        return self.runs[0]
+    def metrics(self) -> Metrics:
+        """Of its first run: for what all of them have in common."""
+        return self.runs[0].metrics
 
     @property
     def tasks(self) -> list[str]:
         """What its tasks are called, each otherwise."""
-        known = {fact["task"]: str(fact["name"]) for run in self.runs for fact in run.facts("task")}
-        count = max(int(self.first.metrics["tasks"]), *(task + 1 for task in known), 0)
+        known = {event.task: event.name for run in self.runs for event in run.of(TaskOpened)}
+        count = max(self.metrics.tasks, *(task + 1 for task in known), 0)
         names = [known.get(task) or f"task {task + 1}" for task in range(count)]
         return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
-    def series(self, name: str, curve: Callable[[Run], Curve]) -> Series:
-        """This curve of each run as one, mean and std over seeds."""
-        return over_seeds(name, [curve(run) for run in self.runs])
+    def score(self, value: Callable[[Metrics], float | None]) -> Score:
+        return Score.of([known for run in self.runs if (known := value(run.metrics)) is not None])
 
 
-def over_seeds(name: str, curves: Sequence[Curve]) -> Series:
-    """A point is the mean of the seeds that have it; std where at least two do. Law: x rises."""
-    points: dict[float, list[float]] = {}
-    for curve in curves:
-        for x, y in curve.items():
-            if (value := known(y)) is not None:
-                points.setdefault(x, []).append(value)
-    xs = sorted(points)
-    scores = [Score.of(points[x]) for x in xs]
-    spread = any(score.std is not None for score in scores)
-    return Series(name, xs, [score.mean for score in scores], [score.std for score in scores] if spread else None)
-
-
-def known(value: Any) -> float | None:
-    """A number as it is; None where there is none, or one that no figure can show."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if usable else None
-
-
-def configurations(runs: Sequence[Run]) -> list[Configuration]:
-    groups: dict[Any, list[Run]] = {}
+def group(runs: Sequence[Run]) -> list[Configuration]:
+    """The configurations of some runs, in the order of their first runs."""
+    groups: dict[tuple[Path, str, str | None], list[Run]] = {}
     for run in runs:
-        groups.setdefault(alike(run.folder, run.metrics), []).append(run)
-    names = _names([group[0] for group in groups.values()])
-    return [Configuration(name, group) for name, group in zip(names, groups.values(), strict=True)]
+        groups.setdefault((run.folder.parent, run.metrics.status, run.metrics.exchange), []).append(run)
+    firsts = [seeds[0] for seeds in groups.values()]
+    variants = [variant(run) for run in firsts]
+    names = _names(firsts, shortened(variants))
+    return list(map(Configuration, names, variants, groups.values()))
 
 
-def _names(firsts: Sequence[Run]) -> list[str]:
+def _names(firsts: Sequence[Run], variants: Sequence[str]) -> list[str]:
     """`codec · ring 4`; what is special about a run, or where it is, only where that tells it from another."""
-    presets = len({run.metrics["benchmark"] for run in firsts}) > 1
-    names = [_plain(run, presets) for run in firsts]
-    states = ["" if run.metrics["status"] == "complete" else f" ({run.metrics['status']})" for run in firsts]
-    variants = shortened([variant(run.folder, run.metrics) for run in firsts])
-    outs = _relative([run.folder.parent.parent for run in firsts])
+    metrics = [run.metrics for run in firsts]
+    several = len({run.benchmark for run in metrics}) > 1
+    names = [f"{f'{m.benchmark}: ' if several else ''}{m.method} · {m.topology} {m.agents}" for m in metrics]
+    states = ["" if run.status == "complete" else f" ({run.status})" for run in metrics]
+    places = _relative([run.folder.parent.parent for run in firsts])
     folders = [run.folder.parent.name for run in firsts]
-    for more in (variants, outs, folders, list(map(str, range(1, len(firsts) + 1)))):
-        names = _told_apart(names, states, more)
+    for words in (variants, places, folders, list(map(str, range(1, len(firsts) + 1)))):
+        names = _distinguished(names, states, words)
     return [name + state for name, state in zip(names, states, strict=True)]
 
 
-def _told_apart(names: Sequence[str], states: Sequence[str], more: Sequence[str]) -> list[str]:
+def _distinguished(names: Sequence[str], states: Sequence[str], words: Sequence[str]) -> list[str]:
     """Names with more words where two are alike and the words are not."""
-    whole = list(zip(names, states, strict=True))
-    words: dict[tuple[str, str], set[str]] = {}
-    for one, said in zip(whole, more, strict=True):
-        words.setdefault(one, set()).add(said)
+    alike: dict[tuple[str, str], set[str]] = {}
+    for name, state, word in zip(names, states, words, strict=True):
+        alike.setdefault((name, state), set()).add(word)
     return [
-        f"{one[0]}, {said}" if said and len(words[one]) > 1 else one[0] for one, said in zip(whole, more, strict=True)
+        f"{name}, {word}" if word and len(alike[name, state]) > 1 else name
+        for name, state, word in zip(names, states, words, strict=True)
     ]
 
 
 def _relative(places: Sequence[Path]) -> list[str]:
     """Folders as seen from the one that holds them all."""
-    whole = [place.resolve() for place in places]
-    top = Path(os.path.commonpath(whole)) if whole else Path()
-    return [str(place.relative_to(top)) for place in whole]
+    resolved = [place.resolve() for place in places]
+    top = Path(os.path.commonpath(resolved)) if resolved else Path()
+    return [str(place.relative_to(top)) for place in resolved]
 
 
-def _plain(run: Run, preset: bool) -> str:
-    found = run.metrics
-    first = f"{found['benchmark']}: " if preset else ""
-    return f"{first}{found['method']} · {found['topology']} {found['agents']}"
-
-
-def common_tasks(found: Sequence[Configuration]) -> list[str]:
+def common_tasks(configurations: Sequence[Configuration]) -> list[str]:
     """What tasks are called where several configurations are shown; numbers where they have not the same."""
-    lists = [configuration.tasks for configuration in found]
+    lists = [configuration.tasks for configuration in configurations]
     longest = max(lists, key=len)
     same = all(names == longest[: len(names)] for names in lists)
     return longest if same else [f"task {number}" for number in range(1, len(longest) + 1)]
+
+
+def variant(run: Run) -> str:
+    """`penalty_step=implicit`; where the config cannot say it, the digest at the end of the configuration's folder."""
+    words = ""
+    if run.config is not None:
+        try:
+            changes = changed(run.config)
+            words = ", ".join(f"{field.removeprefix('method.')}={value}" for field, value in changes.items())
+        except ConfigError:  # of a preset that is not here
+            pass
+    digest = run.folder.parent.name.partition(f"{run.metrics.topology}{run.metrics.agents}-")[2]
+    return ", ".join(filter(None, [run.metrics.exchange, words or digest]))
+
+
+def shortened(variants: Sequence[str]) -> list[str]:
+    """Cut where that leaves them different."""
+    short = [text if len(text) <= MAX_VARIANT else text[: MAX_VARIANT - 1] + "…" for text in variants]
+    return short if len(set(short)) == len(set(variants)) else list(variants)
+
+
+def changed(config: RunConfig) -> dict[str, str]:
+    """Fields that the preset has otherwise for this method and number of agents, as `--set` takes them; none for a
+    method of the user's own, whose code is not run to look at a table."""
+    if config.method.name not in METHODS:
+        return {}
+    named = {"method": {"name": config.method.name}, "agents": config.agents}
+    start = flat(resolve(preset(config.preset), named).model_dump(mode="json"))
+    fields = flat(config.model_dump(mode="json", exclude=NOT_SAID))
+    changes = {field: value for field, value in fields.items() if start.get(field) != value}
+    return {field: value if isinstance(value, str) else json.dumps(value) for field, value in changes.items()}

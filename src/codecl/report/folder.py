@@ -1,6 +1,5 @@
 """Gathered runs -> a folder for readers: the page, and each figure as files."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -9,13 +8,15 @@ from typing import NamedTuple
 
 from codecl import __version__
 from codecl.errors import ConfigError
+from codecl.files import write_text
 from codecl.report import figures, page, paper
-from codecl.report.figure import Figure, Section
-from codecl.report.gather import Gathered, Run
-from codecl.report.page import LeftOut, Listed, Page
-from codecl.report.table import sheet
+from codecl.report.figures.figure import Figure, Section
+from codecl.report.gather import Gathered
+from codecl.report.page import Page, RecordedSeeds
+from codecl.report.tables import results
+from codecl.runs.reader import Run
 
-LONGEST = 60  # of a file's name
+MAX_NAME = 60  # letters of a configuration in a file's name
 
 
 class Written(NamedTuple):
@@ -23,48 +24,46 @@ class Written(NamedTuple):
     figures: int
 
 
-def write(found: Gathered, out: Path, beside_paper: bool | None, with_figures: bool) -> Written:
+def write(gathered: Gathered, out: Path, beside_paper: bool | None, with_figures: bool) -> Written:
     """report.html and figures/ in `out`; other files there stay. `beside_paper` None: where the paper has a preset."""
-    made = page_of(found, beside_paper, datetime.now())
-    pieces = dict(named(made.sections)) if with_figures else {}
+    made = page_of(gathered, beside_paper, datetime.now())
+    pictures = dict(named(made.sections)) if with_figures else {}
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        _replace(out / "report.html", page.render(made))
-        if pieces:
-            _draw(pieces, out / "figures")
+        write_text(out / "report.html", page.render(made))
+        if pictures:
+            _draw(pictures, out / "figures")
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from error
-    return Written(out / "report.html", len(pieces))
+    return Written(out / "report.html", len(pictures))
 
 
-def _draw(pieces: Mapping[str, Figure], folder: Path) -> None:
+def _draw(named_figures: Mapping[str, Figure], folder: Path) -> None:
     from codecl.report import pictures  # matplotlib: a second that the page alone does not need
 
     folder.mkdir(exist_ok=True)
-    for name, figure in pieces.items():
+    for name, figure in named_figures.items():
         pictures.write(figure, folder / name)
 
 
-def page_of(found: Gathered, beside_paper: bool | None, now: datetime) -> Page:
-    presets = list(dict.fromkeys(str(run.metrics["benchmark"]) for run in found.runs))
+def page_of(gathered: Gathered, beside_paper: bool | None, now: datetime) -> Page:
+    presets = list(dict.fromkeys(run.metrics.benchmark for run in gathered.runs))
     if beside_paper is None:
         beside_paper = any(map(paper.has, presets))
     return Page(
         f"codecl: {', '.join(presets)}",
         f"{now:%Y-%m-%d %H:%M}, codecl {__version__}",
-        sheet([(run.folder, run.metrics) for run in found.runs], beside_paper),
-        figures.sections(found.runs),
-        [LeftOut(str(one.folder), one.why) for one in found.refused],
-        _listed(found.runs),
+        results(gathered.runs, beside_paper),
+        figures.sections(gathered.runs),
+        gathered.refused,
+        _seeds(gathered.runs),
     )
 
 
-def _listed(runs: Sequence[Run]) -> list[Listed]:
+def _seeds(runs: Sequence[Run]) -> list[RecordedSeeds]:
     groups: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        key = str(run.folder.parent), str(run.metrics["status"])
-        groups.setdefault(key, []).append(str(run.metrics["seed"]))
-    return [Listed(folder, status, ", ".join(seeds)) for (folder, status), seeds in groups.items()]
+        groups.setdefault((str(run.folder.parent), run.metrics.status), []).append(str(run.metrics.seed))
+    return [RecordedSeeds(*place, ", ".join(seeds)) for place, seeds in groups.items()]
 
 
 def named(sections: Iterable[Section]) -> Iterable[tuple[str, Figure]]:
@@ -83,11 +82,4 @@ def named(sections: Iterable[Section]) -> Iterable[tuple[str, Figure]]:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:LONGEST].strip("-")
-
-
-def _replace(path: Path, text: str) -> None:
-    """All or nothing: a reader never sees half a page."""
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME].strip("-")

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDEST = 1000  # more than any table
+from codecl.errors import ConfigError
+
+MAX_WIDTH = 1000  # more than any table's
 
 
 class Column(NamedTuple):
@@ -55,11 +57,12 @@ def table(sheet: Sheet, folded: bool = False) -> Table:
     return out
 
 
-def show(sheet: Sheet, console: Console, whole: bool = False) -> None:
-    """The table, folded where the console is too narrow, and its note. `whole`: rather long lines than a cut number."""
-    room, console.width = console.width, WIDEST
+def show(sheet: Sheet, console: Console, uncut: bool = False) -> None:
+    """The table, folded where the console is too narrow, and its note. `uncut`: rather long lines than a cut number."""
+    room = console.width
+    console.width = MAX_WIDTH
     fits = console.measure(table(sheet)).maximum <= room
-    console.width = WIDEST if whole else room
+    console.width = MAX_WIDTH if uncut else room
     console.print(table(sheet, folded=not fits))
     console.width = room
     if sheet.note:
@@ -118,4 +121,10 @@ def comma_separated(sheet: Sheet) -> str:
 
 
 PLAIN: dict[str, Callable[[Sheet], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
-FORMATS = ("text", *PLAIN)
+
+
+def writer(name: str | None) -> Callable[[Sheet], str] | None:
+    """What `--format` names; None: for a terminal."""
+    if name is not None and name != "text" and name not in PLAIN:
+        raise ConfigError(f"--format: {name!r} is not one of {', '.join(('text', *PLAIN))}")
+    return PLAIN.get(name or "")

@@ -1,41 +1,15 @@
-"""Run folders -> runs with all that was recorded of them, ended or not; what cannot be used is said."""
+"""Run folders -> runs, ended or not, in the order in which they are shown; what cannot be used is said."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from codecl.errors import DataError
 from codecl.methods import METHODS
-from codecl.report.rows import Metrics
 from codecl.runs import reader
-from codecl.runs.config import RunConfig
+from codecl.runs.reader import Run
 
 MARKS = ("metrics.json", "events.jsonl", "config.yaml")
-Fact = Mapping[str, Any]
-
-
-class Run(NamedTuple):
-    """A run, or a fleet of peers as one. Its metrics have what it is called and how it ended."""
-
-    folder: Path
-    metrics: Metrics
-    events: Sequence[Fact]  # of a fleet: those of the agent that got furthest
-    config: RunConfig | None  # None: there is none that can be read
-    links: Sequence[tuple[int, int, int]] = ()  # of a fleet: sender, hearer, bytes
-
-    @property
-    def alone(self) -> bool:
-        """Whether each task is scored right after it was learned, and never again."""
-        return bool(self.metrics["each_task_alone"])
-
-    @property
-    def opened(self) -> list[int]:
-        """Its tasks, as `cc_by_task` and `free_by_task` have them; where no events were kept, from the first on."""
-        known = dict.fromkeys(fact["task"] for fact in self.facts("task"))
-        return list(known) or list(range(len(self.metrics["free_by_task"])))
-
-    def facts(self, kind: str) -> list[Fact]:
-        return [fact for fact in self.events if fact["kind"] == kind]
 
 
 class Refused(NamedTuple):
@@ -43,6 +17,10 @@ class Refused(NamedTuple):
 
     folder: Path
     why: str
+
+    @classmethod
+    def of(cls, folder: Path, error: DataError) -> "Refused":
+        return cls(folder, str(error).removeprefix(f"{folder}: "))
 
 
 class Gathered(NamedTuple):
@@ -54,44 +32,45 @@ def gather(paths: Sequence[Path]) -> Gathered:
     """The runs at or under these paths; DataError where there is not one."""
     folders: dict[Path, None] = {}
     refused: list[Refused] = []
-    runs: list[reader.Run] = []
+    runs: list[Run] = []
     for path in paths:
         try:
             folders |= dict.fromkeys(reader.find_runs([path], MARKS))
         except DataError as error:
-            refused.append(_refused(path, error))
+            refused.append(Refused.of(path, error))
     for folder in folders:
         try:
             runs.append(reader.read_run(folder))
         except DataError as error:
-            refused.append(_refused(folder, error))
+            refused.append(Refused.of(folder, error))
     if not runs:
         raise DataError(_nothing(paths, refused))
-    return Gathered(sorted(map(_plain, reader.as_fleets(runs)), key=_place), refused)
+    return Gathered(sorted(reader.as_fleets(runs), key=_order), refused)
 
 
-def _place(run: Run) -> tuple[Any, ...]:
+def _order(run: Run) -> tuple[Any, ...]:
     """codec first, its opponents after it, methods of a user's own last; few agents before many."""
-    of, order = run.metrics, list(METHODS)
-    method = order.index(of["method"]) if of["method"] in order else len(order)
-    return str(of["benchmark"]), method, str(of["method"]), str(of["topology"]), of["agents"]
-
-
-def _refused(folder: Path, error: DataError) -> Refused:
-    return Refused(folder, str(error).removeprefix(f"{folder}: "))
+    labels = run.metrics
+    place = list(METHODS).index(labels.method) if labels.method in METHODS else len(METHODS)
+    return labels.benchmark, place, labels.method, labels.topology, labels.agents
 
 
 def _nothing(paths: Sequence[Path], refused: Sequence[Refused]) -> str:
     if not refused:
         return f"{', '.join(map(str, paths)) or 'paths'}: no runs in it"
-    first, more = refused[0], len(refused) - 1
-    return f"{first.folder}: {first.why}" + (f"; nor can {more} more be used" if more else "")
+    first, *others = refused
+    return f"{first.folder}: {first.why}" + (f"; nor can {len(others)} more be used" if others else "")
 
 
-def read(folder: Path) -> Run:
-    """One run folder; DataError says why it cannot be used."""
-    return _plain(reader.read_run(folder))
+def finished(paths: Sequence[Path]) -> list[Run]:
+    """The runs at or under these paths that have metrics, without their events; DataError for one that is broken."""
+    return reader.as_fleets([scores_of(folder) for folder in reader.find_runs(paths)])
 
 
-def _plain(run: reader.Run) -> Run:
-    return Run(run.folder, run.metrics.dump(), [event.record() for event in run.events], run.config, run.links)
+def scores_of(folder: Path) -> Run:
+    """A run that ended, without its events."""
+    try:
+        config = reader.read_config(folder)
+    except DataError:  # its scores can be shown without it
+        config = None
+    return Run(folder, reader.read_metrics(folder), (), config, ())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from codecl.report.figure import Network, Number
+from codecl.report.figures.figure import Network, Number
 from codecl.report.units import size
 
 Point = tuple[float, float]
@@ -74,7 +74,8 @@ def links_of(figure: Network) -> list[Link]:
 
 
 def _draw(axes: Axes, ends: tuple[Point, Point], bend: float, across: float, width: float, both: bool) -> None:
-    style, gap = "-" if both else "-|>", across / 2 + 1
+    style = "-" if both else "-|>"
+    gap = across / 2 + 1
     curve = f"arc3,rad={bend}"
     arrow = FancyArrowPatch(*ends, arrowstyle=style, connectionstyle=curve, mutation_scale=11, shrinkA=gap, shrinkB=gap)
     arrow.set(linewidth=width, color=LINK, zorder=1)
@@ -98,17 +99,17 @@ def _away(point: Point, start: Point, end: Point) -> float:
     return hypot(point[0] - start[0] - along * dx, point[1] - start[1] - along * dy)
 
 
-def _on(ends: tuple[Point, Point], bend: float, part: float) -> Point:
+def _on(ends: tuple[Point, Point], bend: float, share: float) -> Point:
     """A point of a link as it is drawn, so far along it."""
     (ax, ay), (bx, by) = ends
     cx, cy = (ax + bx) / 2 + bend * (by - ay), (ay + by) / 2 - bend * (bx - ax)
-    first, between, last = (1 - part) ** 2, 2 * part * (1 - part), part**2
+    first, between, last = (1 - share) ** 2, 2 * share * (1 - share), share**2
     return first * ax + between * cx + last * bx, first * ay + between * cy + last * by
 
 
 def _free_place(ends: tuple[Point, Point], bend: float, said: Sequence[Point]) -> Point:
-    """Where on a link no other number stands; the position if there is no such place."""
-    tried = [_on(ends, bend, part) for part in TRIES]
+    """Where on a link no other number stands; the middle if there is no such place."""
+    tried = [_on(ends, bend, share) for share in TRIES]
     return next((at for at in tried if all(dist(at, other) > 0.24 for other in said)), tried[0])
 
 

@@ -12,27 +12,21 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from codecl.report.figure import Bars, Figure, Lines, Section
+from codecl.report.figures.figure import Bars, Figure, Lines, Section
 from codecl.report.formats import Sheet
+from codecl.report.gather import Refused
 
 DIGITS = 6  # of a number on the page; the CSV files have all of them
 STYLES = ("page.css",)
 SCRIPTS = ("echarts.min.js", "common.js", "curves.js", "maps.js", "page.js")
 
 
-class Listed(NamedTuple):
-    """Runs that differ in their seed alone."""
+class RecordedSeeds(NamedTuple):
+    """Where runs are that differ in their seed alone."""
 
     folder: str
     status: str
     seeds: str
-
-
-class LeftOut(NamedTuple):
-    """A folder that is not in the report."""
-
-    folder: str
-    why: str
 
 
 class Page(NamedTuple):
@@ -42,8 +36,8 @@ class Page(NamedTuple):
     made: str  # when, and by which version
     results: Sheet
     sections: Sequence[Section]
-    refused: Sequence[LeftOut] = ()
-    runs: Sequence[Listed] = ()
+    refused: Sequence[Refused] = ()
+    runs: Sequence[RecordedSeeds] = ()
 
 
 def render(page: Page) -> str:

@@ -1,17 +1,22 @@
 """Table 1 of the paper, as it is printed there, and our rows beside it."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.rows import Metrics, Row, Score
+from codecl.report.configurations import Configuration, Score
 from codecl.runs.config import preset
+from codecl.runs.schema import Metrics
 
 ORDER = ("stl", "d-ewc", "codec-full", "codec")  # of the methods in the paper; others follow
-OURS = {"acc": ("acc",), "bwt": ("bwt",), "cc": ("traffic", "cc_reference")}  # cc_reference: counted as the authors do
+OURS: Mapping[str, Callable[[Metrics], float | None]] = {
+    "acc": lambda run: run.acc,
+    "bwt": lambda run: run.bwt,
+    "cc": lambda run: run.traffic.cc_reference,  # counted as the authors do
+}
 Key = tuple[str, str, int, str]  # benchmark, topology, agents, method
 
 
@@ -23,29 +28,28 @@ class Beside(NamedTuple):
     difference: float | None
 
 
-def beside(row: Row) -> dict[str, Beside]:
-    """acc, bwt and cc of a row beside the paper's."""
-    printed = _table().get(_key(row.first), {})
+def beside(configuration: Configuration) -> dict[str, Beside]:
+    """acc, bwt and cc of a configuration beside the paper's."""
+    printed = _table().get(_key(configuration.metrics), {})
     out = {}
-    for name, path in OURS.items():
-        ours, paper = row.over_seeds(*path), printed.get(name, Score())
-        out[name] = Beside(ours, paper, None if row.status == "partial" else _difference(ours, paper))
+    for name, value in OURS.items():
+        ours, paper = configuration.score(value), printed.get(name, Score())
+        difference = None
+        if configuration.metrics.status != "partial" and ours.mean is not None and paper.mean is not None:
+            difference = ours.mean - paper.mean
+        out[name] = Beside(ours, paper, difference)
     return out
 
 
-def _difference(ours: Score, paper: Score) -> float | None:
-    return None if ours.mean is None or paper.mean is None else ours.mean - paper.mean
-
-
-def in_order(rows: Sequence[Row]) -> list[Row]:
+def in_order(configurations: Sequence[Configuration]) -> list[Configuration]:
     """As the paper has them: benchmark, agents, topology, method."""
 
-    def place(row: Row) -> tuple[str, int, str, int, str]:
-        run = row.first
-        method = ORDER.index(run["method"]) if run["method"] in ORDER else len(ORDER)
-        return run["benchmark"], run["agents"], run["topology"], method, run["method"]
+    def place(configuration: Configuration) -> tuple[str, int, str, int, str]:
+        run = configuration.metrics
+        method = ORDER.index(run.method) if run.method in ORDER else len(ORDER)
+        return run.benchmark, run.agents, run.topology, method, run.method
 
-    return sorted(rows, key=place)
+    return sorted(configurations, key=place)
 
 
 def has(name: str) -> bool:
@@ -59,10 +63,10 @@ def has(name: str) -> bool:
 def _key(run: Metrics) -> Key | None:
     """Where the paper's table has a run; None for a preset that is not here."""
     try:
-        benchmark = preset(run["benchmark"]).paper
+        benchmark = preset(run.benchmark).paper
     except ConfigError:
         return None
-    return benchmark, run["topology"], run["agents"], run["method"]
+    return benchmark, run.topology, run.agents, run.method
 
 
 @cache

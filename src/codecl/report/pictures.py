@@ -9,11 +9,11 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Sheet
+from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 
 from codecl.errors import ConfigError
-from codecl.report.figure import Bars, Figure, Heat, Lines, Network, Series, numbers
+from codecl.report.figures.figure import Bars, Figure, Heat, Lines, Network, Series, numbers
 from codecl.report.graph import draw_network
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; when they run out, other dashes
@@ -58,14 +58,14 @@ def write(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png", "csv")]
     svg, png, table = paths
     with mpl.rc_context({**mpl.rcParamsDefault, **LOOK}):
-        sheet = draw(figure)
-        sheet.draw_without_rendering()  # lays it out
-        sheet.set_layout_engine("none")  # once: half of the time goes into that
-        whole = sheet.get_tightbbox().padded(0.1)
+        canvas = draw(figure)
+        canvas.draw_without_rendering()  # lays it out
+        canvas.set_layout_engine("none")  # once: half of the time goes into that
+        box = canvas.get_tightbbox().padded(0.1)
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
-            sheet.savefig(svg, metadata={"Date": None, "Creator": None}, bbox_inches=whole)
-            sheet.savefig(png, dpi=DPI, bbox_inches=whole)
+            canvas.savefig(svg, metadata={"Date": None, "Creator": None}, bbox_inches=box)
+            canvas.savefig(png, dpi=DPI, bbox_inches=box)
             with table.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 behind = numbers(figure)
@@ -75,14 +75,14 @@ def write(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def draw(figure: Figure) -> Sheet:
-    """A sheet of matplotlib's with the figure on it."""
-    sheet = Sheet(figsize=_size(figure), facecolor="white", layout="constrained")
-    FigureCanvasAgg(sheet)
-    axes = sheet.add_subplot()
+def draw(figure: Figure) -> Canvas:
+    """A canvas of matplotlib's with the figure on it."""
+    canvas = Canvas(figsize=_size(figure), facecolor="white", layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
     DRAW[type(figure)](axes, figure)
     axes.set_title(figure.title, wrap=True)
-    return sheet
+    return canvas
 
 
 def _size(figure: Figure) -> tuple[float, float]:
@@ -95,9 +95,10 @@ def _size(figure: Figure) -> tuple[float, float]:
             names = max(map(len, figure.categories))
             return SIZE[0] + LETTER * names, 1.4 + len(figure.categories) * (0.12 + 0.1 * len(figure.series))
         case Bars() | Lines() if len(figure.series) > BESIDE:  # room for the legend beside it
-            rows, names = min(len(figure.series), ROWS), max(len(series.name) for series in figure.series)
+            longest = max(len(series.name) for series in figure.series)
             columns = math.ceil(len(figure.series) / ROWS)
-            return SIZE[0] + columns * (0.6 + LETTER * names), max(SIZE[1], 0.19 * rows + 0.6)
+            rows = min(len(figure.series), ROWS)
+            return SIZE[0] + columns * (0.6 + LETTER * longest), max(SIZE[1], 0.19 * rows + 0.6)
         case _:
             return SIZE
 
@@ -170,7 +171,8 @@ def _name(axes: Axes, names: Sequence[str]) -> None:
 
 def _bars(axes: Axes, figure: Bars) -> None:
     """Upright, or lying where there are many long names."""
-    lying, width = _lies(figure), 0.8 / max(len(figure.series), 1)
+    lying = _lies(figure)
+    width = 0.8 / max(len(figure.series), 1)
     axes.grid(axis="x" if lying else "y")
     for place, series in enumerate(figure.series):
         x = [at + (place - (len(figure.series) - 1) / 2) * width for at in series.x]

@@ -22,17 +22,16 @@ def side_by_side(plans: Sequence[Plan]) -> Sheet:
 
 def tasks(plan: Plan) -> Sheet:
     """A row a task."""
-    parts = plan.tasks
     columns = [
-        Column("task", [part.name for part in parts], words=True),
-        Column("images an agent", [_span(part.shard) for part in parts]),
-        Column("steps an epoch", [str(part.steps) for part in parts]),
-        Column("epochs", [str(part.epochs) for part in parts]),
-        Column("left over", [_span(part.left_over) for part in parts]),
-        Column("a step and link", [SIGNS[part.message_known] + size(part.message_bytes) for part in parts]),
-        Column("training", [SIGNS[part.message_known] + size(part.train_bytes) for part in parts]),
-        Column("agreement", [SIGNS[part.message_known] + size(part.agree_bytes) for part in parts]),
-        Column("pool, flood", [SIGNS[part.end_known] + size(part.reduce_bytes + part.flood_bytes) for part in parts]),
+        Column("task", [task.name for task in plan.tasks], words=True),
+        Column("images an agent", [_span(task.shard) for task in plan.tasks]),
+        Column("steps an epoch", [str(task.steps) for task in plan.tasks]),
+        Column("epochs", [str(task.epochs) for task in plan.tasks]),
+        Column("left over", [_span(task.left_over) for task in plan.tasks]),
+        Column("a step and link", [SIGNS[task.message_known] + size(task.message_bytes) for task in plan.tasks]),
+        Column("training", [SIGNS[task.message_known] + size(task.train_bytes) for task in plan.tasks]),
+        Column("agreement", [SIGNS[task.message_known] + size(task.agree_bytes) for task in plan.tasks]),
+        Column("pool, flood", [SIGNS[t.end_known] + size(t.reduce_bytes + t.flood_bytes) for t in plan.tasks]),
     ]
     return Sheet(f"{plan.method} on {plan.topology}, {plan.graph.agents} agents", columns, "", [])
 
@@ -54,7 +53,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         ("rounds to a tenth, to a millionth", f"{graph.rounds_tenfold}, {graph.rounds_millionfold}"),
         ("agreement: rounds, leaving", f"{graph.agree_rounds}, {graph.contraction**graph.agree_rounds:.1e}"),
         ("lr × curvature below", f"{graph.stable_below:.2f}"),
-        ("steps", str(sum(part.steps * part.epochs for part in plan.tasks))),
+        ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
         ("first task: bytes a step and link", size(plan.tasks[0].message_bytes)),
         ("sent while training", sign + size(plan.train_bytes)),
         ("sent at tasks' ends", sign + size(plan.boundary_bytes)),
@@ -63,13 +62,13 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.ms_per_step is not None and plan.train_s is not None:
         rows.append(("a step of all agents here", f"{plan.ms_per_step:.2f} ms"))
-        rows.append(("training here", duration(plan.train_s)))
+        rows.append(("training here", _duration(plan.train_s)))
     if plan.messages_s is not None:
-        rows.append(("messages at this bandwidth", sign + duration(plan.messages_s)))
+        rows.append(("messages at this bandwidth", sign + _duration(plan.messages_s)))
     return rows
 
 
-def duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """In the largest unit of which there is at least one."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -77,6 +76,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _span(least_most: tuple[int, int]) -> str:
-    least, most = least_most
-    return str(least) if least == most else f"{least}-{most}"
+def _span(min_max: tuple[int, int]) -> str:
+    low, high = min_max
+    return str(low) if low == high else f"{low}-{high}"

@@ -3,49 +3,44 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from codecl.bench.measure import SAME
-from codecl.report.formats import blank
+from codecl.report.formats import Column, Sheet
+
+RATIOS = ("dpsgd", "codec-full", "plain-loop")
 
 
-def speed(found: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Table:
+def speed(measured: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Sheet:
     """A row a case; with `before`, how much of the earlier time it takes."""
+    rows = measured["rows"]
+    memory = ["–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}" for row in rows]
     columns = [
-        "model",
-        "agents",
-        "method",
-        "execution",
-        "ms a step",
-        "peak MiB",
-        "/ dpsgd",
-        "/ codec-full",
-        "/ plain-loop",
+        Column("model", [row["model"] for row in rows], words=True),
+        Column("agents", [str(row["agents"]) for row in rows]),
+        Column("method", [row["method"] for row in rows], words=True),
+        Column("execution", [row["execution"] for row in rows], words=True),
+        Column("ms a step", [_spread(row["ms"]) for row in rows]),
+        Column("peak MiB", memory),
+        *(Column(f"/ {other}", [_spread(row["ratio"].get(other)) for row in rows]) for other in RATIOS),
     ]
-    spread = found.get("ranks", 1) > 1
-    columns += ["waiting ms", "Mbit/s out"] if spread else []
-    table = blank(_title(found))
-    for title in [*columns, *(["/ before"] if before else [])]:
-        table.add_column(title, justify="left" if title in ("model", "method", "execution") else "right", no_wrap=True)
-    earlier = {tuple(row[key] for key in SAME): row for row in (before or {}).get("rows", [])}
-    for row in found["rows"]:
-        cells = [row["model"], str(row["agents"]), row["method"], row["execution"], _spread(row["ms"])]
-        cells.append("–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}")
-        cells += [_spread(row["ratio"].get(other)) for other in ("dpsgd", "codec-full", "plain-loop")]
-        cells += [_spread(row[field]) for field in ("wait_ms", "mbit_s")] if spread else []
-        if before:
-            old = earlier.get(tuple(row[key] for key in SAME))
-            cells.append(f"{row['ms']['median'] / old['ms']['median']:.2f}" if old else "–")
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    if measured.get("ranks", 1) > 1:
+        columns.append(Column("waiting ms", [_spread(row["wait_ms"]) for row in rows]))
+        columns.append(Column("Mbit/s out", [_spread(row["mbit_s"]) for row in rows]))
+    if before:
+        earlier = {_case(row): row["ms"]["median"] for row in before["rows"]}
+        shares = [row["ms"]["median"] / earlier[_case(row)] if _case(row) in earlier else None for row in rows]
+        columns.append(Column("/ before", ["–" if share is None else f"{share:.2f}" for share in shares]))
+    return Sheet(_title(measured), columns, "", rows)
 
 
-def _title(found: Mapping[str, Any]) -> str:
-    where = found["environment"]
-    at = f"{where['device_name']}, torch {where['torch']}"
-    at += f", {found['ranks']} ranks" if found.get("ranks", 1) > 1 else ""
-    return f"a step on {at}: median (least-most) of {found['rounds']} rounds"
+def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in SAME)
+
+
+def _title(measured: Mapping[str, Any]) -> str:
+    environment = measured["environment"]
+    machine = f"{environment['device_name']}, torch {environment['torch']}"
+    machine += f", {measured['ranks']} ranks" if measured.get("ranks", 1) > 1 else ""
+    return f"a step on {machine}: median (least-most) of {measured['rounds']} rounds"
 
 
 def _spread(values: Mapping[str, float] | None) -> str:

@@ -1,25 +1,25 @@
-"""A run on TensorBoard: a fold over events, so that live and recorded ones give the same board."""
+"""A run on TensorBoard: a fold over events, so that live ones and recorded ones give the same board."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import yaml
-
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, DataError
+from codecl.runs.config import RunConfig, flat
 from codecl.runs.metrics import acc, bwt, rows, traffic
-from codecl.runs.reader import read_events
+from codecl.runs.reader import read_config, read_events
 from codecl.train.events import EpochEnded, Evaluated, Event, Recorded, RunStarted, Sent, TaskOpened, of_type
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-Scalars = dict[str, float | None]
 OURS = ".codecl"  # ends the names of the files that are written here
 FLUSH_S = 5  # points are on disk after so many seconds
+PLAIN = (bool, int, float, str)  # what a field may be there
+Scalars = dict[str, float | None]
 
 
 class Point(NamedTuple):
@@ -37,48 +37,40 @@ class Points:
 
     def of(self, event: Recorded) -> Iterator[Point]:
         self.events.append(event)
-        if isinstance(event, EpochEnded):
-            self.steps[event.task] = event.step
-        step = sum(self.steps.values())
-        return (Point(tag, value, step) for tag, value in self._scalars(event).items() if value is not None)
-
-    def _scalars(self, event: Recorded) -> Scalars:
+        scalars: Scalars = {}
         if isinstance(event, TaskOpened):
-            return {f"free/{layer}": count for layer, count in event.free.items()}
-        if isinstance(event, EpochEnded):
-            return _epoch(event, self.events)
-        if isinstance(event, Evaluated):
-            return _evaluated(event, self.events)
-        return {}
-
-    def scores(self) -> Scalars:
-        """So far."""
-        return {**_scores(self.events), "cc": traffic(self.events).cc}
+            scalars = {f"free/{layer}": count for layer, count in event.free.items()}
+        elif isinstance(event, EpochEnded):
+            self.steps[event.task] = event.step
+            scalars = _epoch(event, self.events)
+        elif isinstance(event, Evaluated):
+            scalars = _task_end(event, self.events)
+        step = sum(self.steps.values())
+        return (Point(tag, value, step) for tag, value in scalars.items() if value is not None)
 
 
-def _epoch(event: EpochEnded, before: Sequence[Recorded]) -> Scalars:
-    opened = [task for task in of_type(before, TaskOpened) if task.task == event.task]
-    steps = opened[-1].steps if opened else None
+def _epoch(epoch: EpochEnded, events: Sequence[Recorded]) -> Scalars:
+    opened = [task for task in of_type(events, TaskOpened) if task.task == epoch.task]
     return {
-        "loss/mean": sum(event.loss) / len(event.loss),
-        **{f"loss_by_agent/{agent}": value for agent, value in enumerate(event.loss)},
-        "consensus_error": event.consensus_error,
-        "disagreement": event.disagreement,  # of a peer
-        "lr": event.lr,
-        "mu/mean": event.mu_mean,
-        "mu/max": event.mu_max,
-        "steps_a_second": steps / event.seconds if steps and event.seconds else None,
+        "loss/mean": sum(epoch.loss) / len(epoch.loss),
+        **{f"loss_by_agent/{agent}": value for agent, value in enumerate(epoch.loss)},
+        "consensus_error": epoch.consensus_error,
+        "disagreement": epoch.disagreement,  # of a peer
+        "lr": epoch.lr,
+        "mu/mean": epoch.mu_mean,
+        "mu/max": epoch.mu_max,
+        "steps_a_second": opened[-1].steps / epoch.seconds if opened and epoch.seconds else None,
     }
 
 
-def _evaluated(event: Evaluated, before: Sequence[Recorded]) -> Scalars:
-    """A task's end: what is known of each task, and what this one sent."""
-    names = {task.task: task.name for task in of_type(before, TaskOpened)}
-    sent = traffic(before)
+def _task_end(end: Evaluated, events: Sequence[Recorded]) -> Scalars:
+    """What is known of each task, and what this one sent."""
+    names = {opened.task: opened.name for opened in of_type(events, TaskOpened)}
+    sent = traffic(events)
     return {
-        **{f"accuracy/{task + 1} {names.get(task, '')}".strip(): score for task, score in enumerate(event.accuracy)},
-        "accuracy/mean": _scores(before)["acc"],
-        "traffic/bytes_of_task": sum(message.bytes for message in of_type(before, Sent) if message.task == event.task),
+        **{f"accuracy/{task + 1} {names.get(task, '')}".strip(): score for task, score in enumerate(end.accuracy)},
+        "accuracy/mean": _scores(events)["acc"],
+        "traffic/bytes_of_task": sum(event.bytes for event in of_type(events, Sent) if event.task == end.task),
         "traffic/cc_of_task": sent.cc_by_task[-1] if sent.cc_by_task else None,
         "traffic/cc": sent.cc,
     }
@@ -87,7 +79,7 @@ def _evaluated(event: Evaluated, before: Sequence[Recorded]) -> Scalars:
 def _scores(events: Sequence[Recorded]) -> Scalars:
     alone = any(run.each_task_alone for run in of_type(events, RunStarted))
     matrix = rows(events)
-    return {"acc": acc(matrix, alone), "bwt": None if alone else bwt(matrix)}
+    return {"acc": acc(matrix, alone), "bwt": None if alone else bwt(matrix), "cc": traffic(events).cc}
 
 
 class Board:
@@ -97,7 +89,9 @@ class Board:
     that is resumed has its beginning, and its config."""
 
     def __init__(self, folder: str | Path, recorded: Path | None = None) -> None:
-        self.folder, self.recorded, self._points = Path(folder), recorded, Points()
+        self.folder = Path(folder)
+        self.recorded = recorded
+        self._points = Points()
         self._writer: SummaryWriter | None = None
         check()
 
@@ -107,7 +101,7 @@ class Board:
         if self._writer is None and self.recorded is not None:
             self.catch_up(self.recorded)  # an event is recorded before it is handed on
         else:
-            self.note(event)
+            self.note(event.stamped())
 
     def catch_up(self, run: Path) -> None:
         """All that is recorded of a run."""
@@ -117,7 +111,7 @@ class Board:
     def note(self, event: Recorded) -> None:
         """Draw what an event adds."""
         writer = self._opened()
-        for point in self._points.of(event.stamped() if event.time is None else event):
+        for point in self._points.of(event):
             if math.isfinite(point.value):
                 writer.add_scalar(point.tag, point.value, point.step, walltime=event.time)
 
@@ -137,23 +131,25 @@ class Board:
         """The config, as text and beside the scores, and the end of the file."""
         if self._writer is None:
             return
-        config = _config(self.recorded) if self.recorded is not None else ""
-        if config:
-            self._writer.add_text("config", "\n".join(f"    {line}" for line in config.splitlines()), 0)
-            self._hparams(_flat(yaml.safe_load(config)))
+        with suppress(DataError):  # no config that can be read
+            self._show(self._writer, read_config(self.recorded) if self.recorded is not None else None)
         self._writer.close()
         self._writer = None
 
-    def _hparams(self, fields: Mapping[str, Any]) -> None:
-        """For TensorBoard's table of runs. Not `add_hparams`: that makes a folder of its own."""
+    def _show(self, writer: "SummaryWriter", config: RunConfig | None) -> None:
+        """A config, also for TensorBoard's table of runs. Not by `add_hparams`: that makes a folder of its own."""
         from torch.utils.tensorboard.summary import hparams
 
-        assert self._writer is not None
-        known = {f"score/{name}": value for name, value in self._points.scores().items() if value is not None}
-        for summary in hparams(dict(fields), dict.fromkeys(known)):
-            self._writer._get_file_writer().add_summary(summary)
-        for tag, value in known.items():
-            self._writer.add_scalar(tag, value, sum(self._points.steps.values()))
+        if config is None:
+            return
+        writer.add_text("config", "\n".join(f"    {line}" for line in config.dump().splitlines()), 0)
+        values = flat(config.model_dump(mode="json"))
+        fields = {name: value if isinstance(value, PLAIN) else json.dumps(value) for name, value in values.items()}
+        known = {f"score/{name}": score for name, score in _scores(self._points.events).items() if score is not None}
+        for summary in hparams(fields, dict.fromkeys(known)):
+            writer._get_file_writer().add_summary(summary)
+        for tag, score in known.items():
+            writer.add_scalar(tag, score, sum(self._points.steps.values()))
 
     def __enter__(self) -> "Board":
         return self
@@ -179,17 +175,3 @@ def write(run: Path, folder: Path) -> None:
 def folder_of(run: Path, boards: Path | None) -> Path:
     """Where the board of a run goes: into its folder, or under one that holds the boards of several."""
     return run / "tensorboard" if boards is None else boards / run.parent.name / run.name
-
-
-def _config(run: Path) -> str:
-    with suppress(OSError):
-        return (run / "config.yaml").read_text(encoding="utf-8")
-    return ""
-
-
-def _flat(value: Any, path: str = "") -> dict[str, bool | int | float | str]:
-    """Fields by their dotted names, as TensorBoard takes them."""
-    if not isinstance(value, dict):
-        return {path: value if isinstance(value, bool | int | float | str) else json.dumps(value)}
-    parts = [_flat(part, f"{path}.{key}".strip(".")) for key, part in value.items()]
-    return {name: one for part in parts for name, one in part.items()}

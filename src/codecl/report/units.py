@@ -26,7 +26,8 @@ def spread_of_bytes(count: float, spread: float | None) -> str:
 
     def scaled(value: float) -> str:
         value /= 1000**power
-        return f"{value:.{0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
+        digits = 2 if abs(value) < 9.995 else 1
+        return f"{value:.0f}" if power == 0 or abs(value) >= 99.95 else f"{value:.{digits}f}"
 
     both = scaled(count) if spread is None else f"{scaled(count)} ± {scaled(spread)}"
     return f"{both} {unit}"
@@ -34,9 +35,9 @@ def spread_of_bytes(count: float, spread: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds, in one or two units."""
-    whole = round(seconds)
-    for length, unit, part, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= length:
-            rest = whole % length // part
-            return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
+    count = round(seconds)
+    for length, unit, smaller, its_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if count >= length:
+            rest = count % length // smaller
+            return f"{count // length} {unit}" + (f" {rest} {its_unit}" if rest else "")
+    return f"{count} s"

@@ -250,11 +250,14 @@ def setting(text: str) -> dict[str, Any]:
 
 def difference(a: RunConfig, b: RunConfig) -> list[str]:
     """Fields in which two configs differ, as `field: a, b`."""
-
-    def flat(value: Any, path: str = "") -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {path: value}
-        return {k: v for key, part in value.items() for k, v in flat(part, f"{path}.{key}".strip(".")).items()}
-
     left, right = flat(a.decisive()), flat(b.decisive())
     return [f"{k}: {left.get(k)}, {right.get(k)}" for k in left | right if left.get(k) != right.get(k)]
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested fields by their dotted names."""
+    if not isinstance(value, dict):
+        return {path: value}
+    return {
+        name: leaf for key, inner in value.items() for name, leaf in flat(inner, f"{path}.{key}".strip(".")).items()
+    }

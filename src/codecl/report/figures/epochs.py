@@ -2,21 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from statistics import fmean
 
-from codecl.report.configurations import Configuration, Curve, known
-from codecl.report.figure import Lines, Number, Section, Series
-from codecl.report.gather import Fact, Run
+from codecl.report.configurations import Configuration
+from codecl.report.figures.figure import Curve, Lines, Number, Section, Series, finite
+from codecl.runs.reader import Run
+from codecl.train.events import EpochEnded
 
 FAR = 10  # times as high: then a logarithmic axis
-MOST = 400  # points of a line; a longer one is thinned
-Found = Sequence[Configuration]
-Value = Callable[[Fact], Number]  # of an epoch
+MAX_POINTS = 400  # of a line; a longer one is thinned
+Value = Callable[[EpochEnded], Number]
 
 
-def consensus(found: Found) -> Section | None:
-    lines = [line for configuration in found for line in _lines(configuration, {"": consensus_error})]
+def consensus(configurations: Sequence[Configuration]) -> Section | None:
+    lines = [line for configuration in configurations for line in _lines(configuration, {"": consensus_error})]
     return _section(
         Lines(
             "consensus",
@@ -27,19 +26,18 @@ def consensus(found: Found) -> Section | None:
             "consensus error",
             lines,
             log=True,
-            marks=_marks(found),
+            marks=_marks(configurations),
         )
     )
 
 
-def consensus_error(fact: Fact) -> Number:
+def consensus_error(epoch: EpochEnded) -> Number:
     """None for a peer, which does not know it, and for an agent that is alone."""
-    error = known(fact.get("consensus_error"))
-    return error if error else None  # 0 has no place on a logarithmic axis
+    return finite(epoch.consensus_error) or None  # 0 has no place on a logarithmic axis
 
 
-def loss(found: Found) -> Section | None:
-    lines = [line for configuration in found for line in _lines(configuration, {"": mean_loss})]
+def loss(configurations: Sequence[Configuration]) -> Section | None:
+    lines = [line for configuration in configurations for line in _lines(configuration, {"": mean_loss})]
     return _section(
         Lines(
             "loss",
@@ -50,7 +48,7 @@ def loss(found: Found) -> Section | None:
             "training loss",
             lines,
             log=_far_apart(lines),
-            marks=_marks(found),
+            marks=_marks(configurations),
         )
     )
 
@@ -61,14 +59,14 @@ def _far_apart(lines: Sequence[Series]) -> bool:
     return bool(tops) and min(y for line in lines for y in line.y if y is not None) > 0 and tops[-1] > FAR * tops[0]
 
 
-def mean_loss(fact: Fact) -> Number:
-    values = [value for one in fact["loss"] if (value := known(one)) is not None]
+def mean_loss(epoch: EpochEnded) -> Number:
+    values = [loss for loss in epoch.loss if math.isfinite(loss)]
     return fmean(values) if values else None
 
 
-def mu(found: Found) -> Section | None:
-    values: dict[str, Value] = {"mean": lambda fact: fact.get("mu_mean"), "most": lambda fact: fact.get("mu_max")}
-    lines = [line for configuration in found for line in _lines(configuration, values) if set(line.y) != {1}]
+def mu(configurations: Sequence[Configuration]) -> Section | None:
+    values: dict[str, Value] = {"mean": lambda epoch: epoch.mu_mean, "most": lambda epoch: epoch.mu_max}
+    lines = [line for configuration in configurations for line in _lines(configuration, values) if set(line.y) != {1}]
     return _section(
         Lines(
             "mu",
@@ -79,7 +77,7 @@ def mu(found: Found) -> Section | None:
             "epoch",
             "share of the gradient",
             lines,
-            marks=_marks(found),
+            marks=_marks(configurations),
         )
     )
 
@@ -94,34 +92,34 @@ def _lines(configuration: Configuration, values: dict[str, Value]) -> list[Serie
     out = []
     for what, value in values.items():
         name = f"{configuration.name}, {what}" if what else configuration.name
-        line = configuration.series(name, partial(_over_epochs, value, length))
-        out.append(thinned(line, length))
+        curves = [_over_epochs(value, length, run) for run in configuration.runs]
+        out.append(thinned(Series.over_seeds(name, curves), length))
     return [line for line in out if line.x]
 
 
 def epochs_a_task(configuration: Configuration) -> int:
-    counts = [fact["epoch"] + 1 for run in configuration.runs for fact in run.facts("epoch")]
+    counts = [event.epoch + 1 for run in configuration.runs for event in run.of(EpochEnded)]
     return max(counts, default=1)
 
 
 def _over_epochs(value: Value, length: int, run: Run) -> Curve:
     """After the first epoch x is 1. What a peer did twice counts as it was done last."""
-    return {fact["task"] * length + fact["epoch"] + 1: value(fact) for fact in run.facts("epoch")}
+    return {event.task * length + event.epoch + 1: value(event) for event in run.of(EpochEnded)}
 
 
 def thinned(line: Series, length: int) -> Series:
-    """At most about `MOST` points: every k-th, and the last of each task."""
-    if len(line.x) <= MOST:
+    """At most about `MAX_POINTS` points: every k-th, and the last of each task."""
+    if len(line.x) <= MAX_POINTS:
         return line
-    step, last = math.ceil(len(line.x) / MOST), len(line.x) - 1
-    kept = [place for place, x in enumerate(line.x) if place % step == 0 or x % length == 0 or place == last]
+    step = math.ceil(len(line.x) / MAX_POINTS)
+    kept = [place for place, x in enumerate(line.x) if place % step == 0 or x % length == 0 or x == line.x[-1]]
     std = [line.std[place] for place in kept] if line.std else None
     return Series(line.name, [line.x[place] for place in kept], [line.y[place] for place in kept], std)
 
 
-def _marks(found: Found) -> list[tuple[float, str]]:
+def _marks(configurations: Sequence[Configuration]) -> list[tuple[float, str]]:
     """Where tasks begin, if they begin at the same epochs in all configurations."""
-    starts = [_starts(configuration) for configuration in found if epochs_a_task(configuration)]
+    starts = [_starts(configuration) for configuration in configurations]
     longest = max(starts, key=len, default=[])
     same = all(own == longest[: len(own)] for own in starts)
     return longest if same and len(longest) > 1 else []
@@ -129,5 +127,5 @@ def _marks(found: Found) -> list[tuple[float, str]]:
 
 def _starts(configuration: Configuration) -> list[tuple[float, str]]:
     length = epochs_a_task(configuration)
-    begun = {fact["task"] for run in configuration.runs for fact in run.facts("epoch")}
+    begun = {event.task for run in configuration.runs for event in run.of(EpochEnded)}
     return [(task * length, name) for task, name in enumerate(configuration.tasks) if task in begun]

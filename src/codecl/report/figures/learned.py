@@ -1,24 +1,21 @@
 """What was learned and what was forgotten: figures from the accuracy matrix and from the free space."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-from codecl.report.configurations import Configuration, Curve, common_tasks
-from codecl.report.figure import Figure, Heat, Lines, Number, Section
-from codecl.report.gather import Run
-
-Found = Sequence[Configuration]
+from codecl.report.configurations import Configuration, common_tasks
+from codecl.report.figures.figure import Curve, Heat, Lines, Number, Section, Series
+from codecl.runs.reader import Run
 
 
-def forgetting(found: Found) -> Section | None:
-    return each("forgetting", "Forgetting", {configuration.name: _forgetting(configuration) for configuration in found})
+def forgetting(configurations: Sequence[Configuration]) -> Section | None:
+    return Section.for_each("forgetting", "Forgetting", configurations, _forgetting)
 
 
 def _forgetting(configuration: Configuration) -> Lines | None:
-    if configuration.first.alone or _after(configuration) < 2:
+    if configuration.metrics.each_task_alone or _after(configuration) < 2:
         return None
     tasks = configuration.tasks
-    series = [configuration.series(name, partial(_column, task)) for task, name in enumerate(tasks)]
+    series = [_accuracy(configuration, task, name) for task, name in enumerate(tasks)]
     return Lines(
         "forgetting",
         f"Accuracy of each task: {configuration.name}",
@@ -33,17 +30,22 @@ def _forgetting(configuration: Configuration) -> Lines | None:
 
 def _after(configuration: Configuration) -> int:
     """After how many tasks something was scored."""
-    return max(len(run.metrics["accuracy_matrix"]) for run in configuration.runs)
+    return max(len(run.metrics.accuracy_matrix) for run in configuration.runs)
 
 
-def _column(task: int, run: Run) -> Curve:
-    rows = run.metrics["accuracy_matrix"]
-    return {after: row[task] for after, row in enumerate(rows) if after >= task and task < len(row)}
+def _accuracy(configuration: Configuration, task: int, name: str) -> Series:
+    """Of a task, after it and each later one: a column of the accuracy matrix."""
+
+    def column(run: Run) -> Curve:
+        rows = enumerate(run.metrics.accuracy_matrix)
+        return {after: row[task] for after, row in rows if after >= task and task < len(row)}
+
+    return Series.over_seeds(name, map(column, configuration.runs))
 
 
-def mean(found: Found) -> Section | None:
+def mean(configurations: Sequence[Configuration]) -> Section | None:
     """Of tasks alone, the mean of the diagonal, as their ACC is."""
-    shown = [configuration for configuration in found if _after(configuration)]
+    shown = [configuration for configuration in configurations if _after(configuration)]
     if not any(_after(configuration) > 1 for configuration in shown):
         return None
     figure = Lines(
@@ -53,7 +55,7 @@ def mean(found: Found) -> Section | None:
         " the more is known of all tasks together.",
         "after task",
         "accuracy in %",
-        [configuration.series(configuration.name, _mean) for configuration in shown],
+        [Series.over_seeds(configuration.name, map(_mean, configuration.runs)) for configuration in shown],
         ticks=common_tasks(shown),
     )
     return Section("mean", "Mean accuracy", {"": figure})
@@ -61,16 +63,17 @@ def mean(found: Found) -> Section | None:
 
 def _mean(run: Run) -> Curve:
     out: dict[float, Number] = {}
-    rows = run.metrics["accuracy_matrix"]
+    rows = run.metrics.accuracy_matrix
     for after, row in enumerate(rows):
-        scores = [rows[task][task] for task in range(after + 1)] if run.alone else row[: after + 1]
+        alone = run.metrics.each_task_alone
+        scores = [rows[task][task] for task in range(after + 1)] if alone else row[: after + 1]
         seen = [score for score in scores if score is not None]
         out[after] = sum(seen) / len(seen) if seen else None
     return out
 
 
-def matrix(found: Found) -> Section | None:
-    return each("matrix", "Accuracy matrix", {configuration.name: _matrix(configuration) for configuration in found})
+def matrix(configurations: Sequence[Configuration]) -> Section | None:
+    return Section.for_each("matrix", "Accuracy matrix", configurations, _matrix)
 
 
 def _matrix(configuration: Configuration) -> Heat | None:
@@ -78,7 +81,7 @@ def _matrix(configuration: Configuration) -> Heat | None:
     if rows < 2:
         return None
     tasks = configuration.tasks
-    columns = [configuration.series("", partial(_column, task)) for task in range(len(tasks))]
+    columns = [_accuracy(configuration, task, name) for task, name in enumerate(tasks)]
     points = [dict(zip(column.x, column.y, strict=True)) for column in columns]
     return Heat(
         "matrix",
@@ -93,13 +96,14 @@ def _matrix(configuration: Configuration) -> Heat | None:
     )
 
 
-def free(found: Found) -> Section | None:
-    return each("free", "Free space", {configuration.name: _free(configuration) for configuration in found})
+def free(configurations: Sequence[Configuration]) -> Section | None:
+    return Section.for_each("free", "Free space", configurations, _free)
 
 
 def _free(configuration: Configuration) -> Lines | None:
-    layers = dict.fromkeys(layer for run in configuration.runs for layer in _shares(run))
-    series = [configuration.series(layer, partial(_share, layer)) for layer in layers]
+    shares = [_shares(run) for run in configuration.runs]
+    layers = dict.fromkeys(layer for of_run in shares for layer in of_run)
+    series = [Series.over_seeds(layer, [of_run.get(layer, {}) for of_run in shares]) for layer in layers]
     if all(share == 1 for line in series for share in line.y):
         return None
     return Lines(
@@ -114,22 +118,11 @@ def _free(configuration: Configuration) -> Lines | None:
     )
 
 
-def _share(layer: str, run: Run) -> Curve:
-    return _shares(run).get(layer, {})
-
-
 def _shares(run: Run) -> Mapping[str, Curve]:
-    """By layer, free / whole of each task; before the first task all is free."""
-    by_task = dict(zip(run.opened, run.metrics["free_by_task"], strict=False))
-    whole = by_task.get(0, {})
+    """By layer, free / all of each task; before the first task all is free."""
+    by_task = dict(zip(run.opened, run.metrics.free_by_task, strict=False))
     return {
         layer: {task: free[layer] / size for task, free in by_task.items() if layer in free}
-        for layer, size in whole.items()
+        for layer, size in by_task.get(0, {}).items()
         if size
     }
-
-
-def each(key: str, title: str, figures: Mapping[str, Figure | None]) -> Section | None:
-    """A figure a configuration, of those that have something to show."""
-    shown = {name: figure for name, figure in figures.items() if figure}
-    return Section(key, title, shown) if shown else None

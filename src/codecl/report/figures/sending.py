@@ -2,27 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 
-from codecl.report.configurations import Configuration, Curve, common_tasks, known, over_seeds
-from codecl.report.figure import Bars, Figure, Lines, Network, Number, Section, Series
-from codecl.report.gather import Run
-from codecl.report.learned import each
+from codecl.report.configurations import Configuration, common_tasks
+from codecl.report.figures.figure import Bars, Curve, Figure, Lines, Network, Section, Series
 from codecl.report.units import unit_for
+from codecl.runs.reader import Run
+from codecl.runs.schema import Metrics, Traffic
+from codecl.train.events import Agreed, EpochEnded, RunStarted
 
 MAX_BARS = 4  # configurations side by side; more are lines
 MAX_AGENTS = 64  # of a network that can still be looked at
-Found = Sequence[Configuration]
 Places = list[tuple[float, float]]
 
 
-def compression(found: Found) -> Section | None:
-    lines = [configuration.series(configuration.name, _cc) for configuration in found]
-    shown = [(line, configuration) for line, configuration in zip(lines, found, strict=True) if line.x]
-    if not shown:
+def compression(configurations: Sequence[Configuration]) -> Section | None:
+    lines = [Series.over_seeds(one.name, map(_cc, one.runs)) for one in configurations]
+    series = [line for line in lines if line.x]
+    if not series:
         return None
-    tasks, series = common_tasks([configuration for _, configuration in shown]), [line for line, _ in shown]
+    tasks = common_tasks([one for line, one in zip(lines, configurations, strict=True) if line.x])
     title, y = "Compression of each task", "full communication / sent"
     about = (
         "How many times less is sent while a task is learned than with full communication (CC). It grows as the core"
@@ -38,7 +37,7 @@ def compression(found: Found) -> Section | None:
 
 
 def _cc(run: Run) -> Curve:
-    return dict(zip(run.opened, run.metrics["traffic"]["cc_by_task"], strict=False))
+    return dict(zip(run.opened, run.metrics.traffic.cc_by_task, strict=False))
 
 
 def in_categories(line: Series, count: int) -> Series:
@@ -51,35 +50,34 @@ def in_categories(line: Series, count: int) -> Series:
     )
 
 
-def network(found: Found) -> Section | None:
-    return each("network", "Network", {configuration.name: _network(configuration) for configuration in found})
+def network(configurations: Sequence[Configuration]) -> Section | None:
+    return Section.for_each("network", "Network", configurations, _network)
 
 
 def _network(configuration: Configuration) -> Network | None:
     """Seeds with another graph than the first's are not shown."""
-    first = configuration.first
+    first = configuration.runs[0]
     edges = _edges(first)
-    if not edges or int(first.metrics["agents"]) > MAX_AGENTS:
+    if not edges or first.metrics.agents > MAX_AGENTS:
         return None
     totals: dict[tuple[int, int], list[float]] = {edge: [] for edge in edges}
     for run in configuration.runs:
         for sender, hearer, count in _carried(run) if _edges(run) == edges else ():
             totals.setdefault((sender, hearer), []).append(count)
-    agents, topology = int(first.metrics["agents"]), str(first.metrics["topology"])
     counted = "all that agents sent to each other" if first.links else "training and agreement"
     left_out = "" if first.links else " What floods or is reduced at a task's end goes along trees and is not in it."
     return Network(
         "network",
         f"Who hears whom: {configuration.name}",
         f"Bytes along each link, {counted}. An arrow is a link one way; a plain line goes both ways.{left_out}",
-        PLACES.get(topology, circle)(agents),
+        PLACES.get(first.metrics.topology, circle)(first.metrics.agents),
         [(sender, hearer, fmean(counts) if counts else None) for (sender, hearer), counts in totals.items()],
     )
 
 
 def _edges(run: Run) -> list[tuple[int, int]]:
-    facts = run.facts("run")
-    return [(int(sender), int(hearer)) for sender, hearer in facts[0]["edges"]] if facts else []
+    started = run.of(RunStarted)
+    return list(started[0].edges) if started else []
 
 
 def _carried(run: Run) -> Sequence[tuple[int, int, float]]:
@@ -87,7 +85,7 @@ def _carried(run: Run) -> Sequence[tuple[int, int, float]]:
     if run.links:
         return [link for link in run.links if link[2]]
     edges = _edges(run)
-    count = sum(fact["bytes"] for fact in (*run.facts("epoch"), *run.facts("agree"))) / len(edges)
+    count = sum(event.bytes for event in (*run.of(EpochEnded), *run.of(Agreed))) / len(edges)
     return [(sender, hearer, count) for sender, hearer in edges]
 
 
@@ -112,18 +110,22 @@ def star(agents: int) -> Places:
 PLACES: Mapping[str, Callable[[int], Places]] = {"torus": grid, "star": star}
 
 
-def amount(found: Found) -> Section | None:
+def amount(configurations: Sequence[Configuration]) -> Section | None:
     """Bytes that were sent, beside full communication."""
-    sent = {
-        "sent in training": "train_bytes",
-        "sent at tasks' ends": "boundary_bytes",
-        "full communication": "full_bytes",
+    sent: dict[str, Callable[[Traffic], int]] = {
+        "sent in training": lambda traffic: traffic.train_bytes,
+        "sent at tasks' ends": lambda traffic: traffic.boundary_bytes,
+        "full communication": lambda traffic: traffic.full_bytes,
     }
-    shown = [configuration for configuration in found if configuration.first.metrics["traffic"]["train_bytes"]]
+    shown = [configuration for configuration in configurations if configuration.metrics.traffic.train_bytes]
     if not shown:
         return None
-    traffic = [run.metrics["traffic"] for configuration in shown for run in configuration.runs]
-    unit, power = unit_for(max(max(one[key] for key in sent.values()) for one in traffic))
+    runs = [run for configuration in shown for run in configuration.runs]
+    unit, power = unit_for(max(count(run.metrics.traffic) for run in runs for count in sent.values()))
+
+    def bars(name: str, count: Callable[[Traffic], int]) -> Series:
+        return _bars(name, shown, lambda run: count(run.traffic) / 1000**power)
+
     figure = Bars(
         "bytes",
         f"{unit} sent",
@@ -131,18 +133,13 @@ def amount(found: Found) -> Section | None:
         " communication is what whole weights would have taken in the same rounds.",
         unit,
         [configuration.name for configuration in shown],
-        [_bars(name, shown, partial(_bytes, key, power)) for name, key in sent.items()],
+        [bars(name, count) for name, count in sent.items()],
     )
     return Section("bytes", "Traffic", {"": figure})
 
 
-def _bytes(key: str, power: int, run: Run) -> float:
-    return float(run.metrics["traffic"][key]) / 1000**power
-
-
-def time(found: Found) -> Section | None:
-    bars = _bars("a step", found, lambda run: known(run.metrics["timing"].get("ms_per_iteration")))
-    shown = [configuration for configuration, value in zip(found, bars.y, strict=True) if value is not None]
+def time(configurations: Sequence[Configuration]) -> Section | None:
+    shown = [configuration for configuration in configurations if configuration.score(_ms_per_step).mean is not None]
     if not shown:
         return None
     figure = Bars(
@@ -152,14 +149,18 @@ def time(found: Found) -> Section | None:
         " of the same machine only.",
         "ms a step",
         [configuration.name for configuration in shown],
-        [_bars("a step", shown, lambda run: known(run.metrics["timing"].get("ms_per_iteration")))],
+        [_bars("a step", shown, _ms_per_step)],
     )
     return Section("time", "Time", {"": figure})
 
 
-def _bars(name: str, found: Found, value: Callable[[Run], Number]) -> Series:
+def _ms_per_step(run: Metrics) -> float | None:
+    return run.timing.ms_per_iteration
+
+
+def _bars(name: str, configurations: Sequence[Configuration], value: Callable[[Metrics], float | None]) -> Series:
     """A bar a configuration."""
-    points = [over_seeds(name, [{0: value(run)} for run in configuration.runs]) for configuration in found]
-    means = [point.y[0] if point.y else None for point in points]
-    stds = [point.std[0] if point.std else None for point in points]
-    return Series(name, range(len(found)), means, stds if any(std is not None for std in stds) else None)
+    scores = [configuration.score(value) for configuration in configurations]
+    spread = any(score.std is not None for score in scores)
+    std = [score.std for score in scores] if spread else None
+    return Series(name, range(len(scores)), [score.mean for score in scores], std)

@@ -1,9 +1,19 @@
 """What a figure says, before anything draws it: the page, the picture files and the tables are made from this."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from codecl.report.configurations import Configuration, Score
 
 Number = float | int | None  # None: not known
+Curve = Mapping[float, Number]  # x -> y, of one run
+
+
+def finite(value: Any) -> float | None:
+    """A number as it is; None where there is none, or one that no figure can show."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if usable else None
 
 
 class Series(NamedTuple):
@@ -13,6 +23,19 @@ class Series(NamedTuple):
     x: Sequence[float]
     y: Sequence[Number]
     std: Sequence[Number] | None = None
+
+    @classmethod
+    def over_seeds(cls, name: str, curves: Iterable[Curve]) -> "Series":
+        """A point is the mean of the seeds that have it; std where at least two do. Law: x rises."""
+        points: dict[float, list[float]] = {}
+        for curve in curves:
+            for x, y in curve.items():
+                if (value := finite(y)) is not None:
+                    points.setdefault(x, []).append(value)
+        xs = sorted(points)
+        scores = [Score.of(points[x]) for x in xs]
+        spread = any(score.std is not None for score in scores)
+        return cls(name, xs, [score.mean for score in scores], [score.std for score in scores] if spread else None)
 
 
 class Lines(NamedTuple):
@@ -76,6 +99,19 @@ class Section(NamedTuple):
     title: str
     figures: Mapping[str, Figure]  # by the name of the configuration; "" where one figure shows all
 
+    @classmethod
+    def for_each(
+        cls,
+        key: str,
+        title: str,
+        configurations: Sequence[Configuration],
+        figure_of: Callable[[Configuration], Figure | None],
+    ) -> "Section | None":
+        """A figure a configuration, of those that have something to show."""
+        figures = {configuration.name: figure_of(configuration) for configuration in configurations}
+        shown = {name: figure for name, figure in figures.items() if figure}
+        return cls(key, title, shown) if shown else None
+
 
 class Numbers(NamedTuple):
     """The numbers behind a figure, for a table or a CSV file."""
@@ -88,14 +124,9 @@ def numbers(figure: Figure) -> Numbers:
     """A row a point: everything that the figure shows, and nothing else."""
     match figure:
         case Lines():
-            spread = any(series.std for series in figure.series)
-            names = ["series", figure.x, figure.y, *(["std"] if spread else [])]
-            return Numbers(names, [row for series in figure.series for row in _points(series, figure.ticks, spread)])
+            return _points(figure.series, figure.x, figure.y, figure.ticks)
         case Bars():
-            spread = any(series.std for series in figure.series)
-            names = ["series", "category", figure.y, *(["std"] if spread else [])]
-            points = (row for series in figure.series for row in _points(series, figure.categories, spread))
-            return Numbers(names, list(points))
+            return _points(figure.series, "category", figure.y, figure.categories)
         case Heat():
             named = zip(figure.rows, figure.values, strict=True)
             return Numbers([figure.y, *figure.columns], [[name, *values] for name, values in named])
@@ -103,9 +134,13 @@ def numbers(figure: Figure) -> Numbers:
             return Numbers(["sender", "hearer", "bytes"], [list(edge) for edge in figure.edges])
 
 
-def _points(series: Series, names: Sequence[str], spread: bool) -> list[list[str | Number]]:
-    out: list[list[str | Number]] = []
-    for place, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
-        at = names[int(x)] if names else x
-        out.append([series.name, at, y, *([series.std[place] if series.std else None] if spread else [])])
-    return out
+def _points(series: Sequence[Series], x: str, y: str, names: Sequence[str]) -> Numbers:
+    """`names`: of x = 0, 1, 2, …, where they have some."""
+    spread = any(line.std for line in series)
+    rows: list[list[str | Number]] = []
+    for line in series:
+        for place, value in enumerate(line.y):
+            at = names[int(line.x[place])] if names else line.x[place]
+            std = [line.std[place] if line.std else None] if spread else []
+            rows.append([line.name, at, value, *std])
+    return Numbers(["series", x, y, *(["std"] if spread else [])], rows)

@@ -1,0 +1,103 @@
+"""The paper's figures in the paper's form: lines over the epochs of a task, bars a task."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from codecl.report.configurations import Configuration, common_tasks
+from codecl.report.figures.epochs import Value, consensus_error
+from codecl.report.figures.figure import Bars, Curve, Lines, Number, Series, finite
+from codecl.report.figures.sending import in_categories
+from codecl.runs.reader import Run
+from codecl.train.events import EpochEnded, TaskOpened
+
+TASKS = (2, 9)  # of which the paper shows epochs
+COMPRESSION: Mapping[str, int] = {"five-datasets": 3, "split-cifar100": 5, "split-miniimagenet": 6}  # its figures
+Configurations = Sequence[Configuration]
+
+
+def consensus(configurations: Configurations) -> Lines:
+    return Lines(
+        "consensus",
+        "Consensus error with and without constraints",
+        "After each epoch of a task, with a cosine schedule: codec (with constraints) comes to agree as fast as dpsgd"
+        " (without). The paper's Figure 2.",
+        "epoch of the task",
+        "consensus error",
+        _by_task(configurations, consensus_error),
+        log=True,
+    )
+
+
+def compression(configurations: Configurations) -> Bars:
+    """Counted as the authors do: every message carries all heads and norms."""
+    lines = [Series.over_seeds(_size(one, configurations), map(_reference, one.runs)) for one in configurations]
+    tasks = common_tasks(configurations)
+    return Bars(
+        "compression",
+        "Compression of each task",
+        "Full communication / sent while each task is learned, counted as the authors do: with all heads and norms in"
+        " every message. The paper's Figures 3, 5 and 6.",
+        "CC",
+        tasks,
+        [in_categories(line, len(tasks)) for line in lines if line.x],
+    )
+
+
+def loss(configurations: Configurations) -> Lines:
+    return Lines(
+        "loss",
+        "Training loss with and without compression",
+        "Of agent 0 after each epoch of a task: codec lies on codec-full, which sends whole weights, so compression"
+        " loses nothing. The paper's Figure 7.",
+        "epoch of the task",
+        "training loss",
+        _by_task(configurations, _first_loss),
+    )
+
+
+def _first_loss(epoch: EpochEnded) -> Number:
+    return finite(epoch.loss[0])
+
+
+def _by_task(configurations: Configurations, value: Value) -> list[Series]:
+    lines = []
+    for task in _tasks_shown(configurations):
+        for configuration in configurations:
+            name = f"task {task + 1}, {configuration.metrics.method}"
+            lines.append(Series.over_seeds(name, [_epochs(task, value, run) for run in configuration.runs]))
+    return [line for line in lines if line.x]
+
+
+def _tasks_shown(configurations: Configurations) -> list[int]:
+    """The paper's tasks; of a shorter stream the second and the last."""
+    last = min(len(configuration.tasks) for configuration in configurations)
+    return sorted({min(task, last) - 1 for task in TASKS})
+
+
+def _epochs(task: int, value: Value, run: Run) -> Curve:
+    return {event.epoch + 1: value(event) for event in run.of(EpochEnded) if event.task == task}
+
+
+def _reference(run: Run) -> Curve:
+    if run.metrics.agents == 1:
+        return {}
+    return {
+        opened.task: (opened.full + opened.reference_extra) / (opened.coordinates + opened.reference_extra)
+        for opened in run.of(TaskOpened)
+    }
+
+
+def _size(configuration: Configuration, others: Configurations) -> str:
+    """`8 agents`, with the topology where there are several."""
+    topologies = {other.metrics.topology for other in others}
+    labels = configuration.metrics
+    return f"{labels.agents} agents" if len(topologies) == 1 else f"{labels.topology} {labels.agents}"
+
+
+def paper_figures(benchmark: str) -> Mapping[str, Callable[[Configurations], Lines | Bars]]:
+    """File name -> what draws it. A benchmark that is not in the paper has its compression as the main text does."""
+    number = COMPRESSION.get(benchmark, 3)
+    return {
+        "figure-2-consensus": consensus,
+        f"figure-{number}-compression": compression,
+        "figure-7-loss": loss,
+    }
