@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from codecl.bench import measure as bench
+from codecl import bench
 from tests.launching import run
 
 pytestmark = pytest.mark.alone

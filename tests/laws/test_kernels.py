@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="needs Triton, which has no build for this 
 
 from codecl.runs.build import build_setup, task_data
 from codecl.train import kernels
+from codecl.train.execution import multiplying
 from codecl.train.kernels import conv, norm
 from codecl.train.loop import train
-from codecl.train.precision import multiplying
 from tests.problems import config, furthest, tasks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,8 +14,7 @@ from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
 from codecl.errors import ConfigError
 from codecl.exchange.topology import TopologyConfig, build
-from codecl.plan import forecast
-from codecl.plan.plan import graph_of, plan, rounds, stable_below
+from codecl.plan import forecast, graph_of, plan, rounds, stable_below
 from codecl.runs import grid
 from codecl.runs.build import build_model, build_setup, task_data
 from codecl.runs.config import presets

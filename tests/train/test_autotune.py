@@ -11,8 +11,8 @@ from torch import nn
 from codecl import api
 from codecl.runs import build as building
 from codecl.train import autotune
+from codecl.train.execution import multiplying
 from codecl.train.loop import train
-from codecl.train.precision import multiplying
 from tests.parity.test_agents import Branching
 from tests.problems import build, config, convolutional, perceptron, tasks
 
@@ -112,7 +112,7 @@ def test_products_round_inside_only():
 def test_a_caller_who_uses_the_newer_names_keeps_them():
     code = """
 import torch
-from codecl.train.precision import multiplying
+from codecl.train.execution import multiplying
 torch.backends.cuda.matmul.fp32_precision = "ieee"
 torch.backends.cudnn.conv.fp32_precision = "tf32"
 with multiplying("tf32", torch.device("cuda")):

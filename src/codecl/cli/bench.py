@@ -30,7 +30,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
-    from codecl.bench import measure as benches
+    from codecl import bench as benches
     from codecl.exchange.cluster.ranks import joined
     from codecl.report import formats
     from codecl.report.speed import speed

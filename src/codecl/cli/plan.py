@@ -12,7 +12,7 @@ from codecl.cli.common import AsJson, Graphs, Methods, Numbers, PresetName, Seed
 from codecl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from codecl.plan.plan import Plan
+    from codecl.plan import Plan
     from codecl.runs.config import RunConfig
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -55,8 +55,8 @@ def bits_a_second(text: str) -> float:
 
 
 def _plans(configs: list["RunConfig"], like: Path | None, measured_on: str, bits: float | None) -> list["Plan"]:
+    from codecl import plan as planning
     from codecl.plan import forecast
-    from codecl.plan import plan as planning
     from codecl.runs import build
 
     earlier = forecast.read(like) if like else None

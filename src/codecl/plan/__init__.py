@@ -1,1 +1,279 @@
-"""What a run will be, before anything trains."""
+"""What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt. See docs/plan.md."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from codecl.data.task import Task
+from codecl.exchange.topology import Matrix, Topology
+from codecl.plan.forecast import SURE, Forecast, Known, Like
+from codecl.runs.build import build_setup, compute_settings, seeded, task_data
+from codecl.runs.config import RunConfig
+from codecl.seeding import choose
+from codecl.space.tracing import logits
+from codecl.train import autotune
+from codecl.train.state import Setup, State
+
+FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
+NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphPlan:
+    agents: int
+    links: int  # pairs that talk, one way or both
+    edges: int  # directed: what a round sends
+    degree: tuple[int, int]  # agents that one hears, least and most
+    contraction: float  # √ρ
+    gap: float  # 1 - √ρ
+    rounds_tenfold: int
+    rounds_millionfold: int
+    agree_rounds: int
+    stable_below: float  # of η · L, without momentum, in the config's order of mixing
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    name: str
+    images: int  # of all agents
+    shard: tuple[int, int]  # images of an agent, least and most
+    steps: int  # of an epoch
+    epochs: int
+    left_over: tuple[int, int]  # images of an agent that an epoch does not reach, least and most
+    coordinates: int
+    full: int
+    message_bytes: int  # a step and a directed edge
+    message_known: Known
+    train_bytes: int
+    agree_bytes: int
+    reduce_bytes: int
+    flood_bytes: int
+    end_known: Known  # of pool and flood
+    full_bytes: int
+    messages_s: float | None  # at the bandwidth that was given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    preset: str
+    method: str
+    topology: str
+    seed: int
+    graph: GraphPlan
+    tasks: tuple[TaskPlan, ...]
+    train_bytes: int
+    boundary_bytes: int
+    full_bytes: int
+    known: Known
+    agent_memory_bytes: int  # one agent alone, with its images
+    memory_bytes: int  # all agents in one process
+    ms_per_step: float | None  # of all agents on this machine
+    train_s: float | None
+    messages_s: float | None
+    warnings: tuple[str, ...]
+
+
+def plan(
+    config: RunConfig,
+    tasks: Sequence[Task] | None = None,
+    like: Like | None = None,
+    device: torch.device | None = None,
+    measure: bool = False,
+    bandwidth: float | None = None,
+) -> Plan:
+    """The plan of a config; refuses what `run` would refuse. `like`: a recorded run whose free directions this one
+    is taken to have. `measure`: time a step on the device. `bandwidth`: of an agent's way out, in bits a second."""
+    place = device or torch.device("cpu")
+    data = task_data(config, tasks, place)
+    with compute_settings(place), seeded(config.seed, "trial", place):
+        setup, state = build_setup(config, data, place)
+        forecast = Forecast(config, setup, state, like)
+        ms = _ms_per_step(setup, state, config.train.execution == "auto") if measure else None
+        activations = _activations(setup, state)
+    graph = graph_of(setup.topology, config.train.order)
+    task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(data)))
+    alone, together = _memory(setup, forecast, activations)
+    return Plan(
+        preset=config.preset,
+        method=config.method.name,
+        topology=config.topology.name,
+        seed=config.seed,
+        graph=graph,
+        tasks=task_plans,
+        train_bytes=sum(task.train_bytes for task in task_plans),
+        boundary_bytes=sum(task.agree_bytes + task.reduce_bytes + task.flood_bytes for task in task_plans),
+        full_bytes=sum(task.full_bytes for task in task_plans),
+        known=max((k for task in task_plans for k in (task.message_known, task.end_known)), key=SURE.index),
+        agent_memory_bytes=alone,
+        memory_bytes=together,
+        ms_per_step=ms,
+        train_s=None if ms is None else ms / 1000 * sum(task.steps * task.epochs for task in task_plans),
+        messages_s=sum(task.messages_s or 0 for task in task_plans) if bandwidth else None,
+        warnings=tuple(_warnings(config, graph, task_plans, forecast)),
+    )
+
+
+def graph_of(topology: Topology, order: str = "paper") -> GraphPlan:
+    """Of the graph alone."""
+    heard = [topology.graph.in_degree(agent) for agent in range(topology.agents)]
+    return GraphPlan(
+        agents=topology.agents,
+        links=len({frozenset(edge) for edge in topology.edges}),
+        edges=len(topology.edges),
+        degree=(min(heard), max(heard)),
+        contraction=topology.contraction,
+        gap=1 - topology.contraction,
+        rounds_tenfold=rounds(topology.contraction, 0.1),
+        rounds_millionfold=rounds(topology.contraction, 1e-6),
+        agree_rounds=topology.agree_rounds,
+        stable_below=stable_below(topology.mixing, order),
+    )
+
+
+def rounds(contraction: float, to: float) -> int:
+    """Gossip rounds after which at most this task of any disagreement is left. Law: √ρ^rounds <= to, and no fewer."""
+    if contraction < 1e-12:
+        return 1
+    return math.ceil(math.log(to) / math.log(contraction) - 1e-9)
+
+
+def stable_below(mixing: Matrix, order: str = "paper") -> float:
+    """The largest η · L for which a step with curvature L alike at all agents shrinks what it should.
+
+    Mixing before the step multiplies an error by λ - ηL for each eigenvalue λ of W: below 1 while ηL is under
+    Re λ + √(1 - Im² λ), which is 1 + λ_min on an undirected graph. Mixing after it: by λ (1 - ηL), so 2."""
+    if order != "paper":
+        return 2.0
+    values = np.linalg.eigvals(mixing)
+    return float((values.real + np.sqrt(np.clip(1 - values.imag**2, 0, None))).min())
+
+
+def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) -> TaskPlan:
+    data, edges, sends = setup.tasks[task], len(setup.topology.edges), setup.topology.agents - 1
+    message, end = forecast.message(task), forecast.end(task)
+    steps, epochs, batch = data.steps(setup.train.batch_size), setup.train.epochs, setup.train.batch_size
+    shards = [len(shard) for shard in data.partition]
+    left = [max(0, shard - steps * batch) for shard in shards]
+    size, trained, agreed = message.coordinates * forecast.itemsize, edges * steps * epochs, setup.topology.agree_rounds
+    return TaskPlan(
+        name=data.name,
+        images=sum(shards),
+        shard=(min(shards), max(shards)),
+        steps=steps,
+        epochs=epochs,
+        left_over=(min(left), max(left)),
+        coordinates=message.coordinates,
+        full=message.full,
+        message_bytes=size,
+        message_known=message.known,
+        train_bytes=trained * size,
+        agree_bytes=edges * agreed * size,
+        reduce_bytes=sends * end.pool,
+        flood_bytes=sends * end.flood,
+        end_known=end.known if sends else "exact",
+        full_bytes=(trained + edges * agreed) * message.full * forecast.itemsize,
+        messages_s=_seconds(setup, task, size * (steps * epochs + agreed), end.flood, bandwidth),
+    )
+
+
+def _seconds(setup: Setup, task: int, gossip: int, flood: int, bandwidth: float | None) -> float | None:
+    """Time that messages of a task take, nothing else: an agent sends to one hearer after another, and hands a flood
+    on when it has it whole. Sums that are reduced are left out."""
+    if not bandwidth:
+        return None
+    graph = setup.topology
+    busiest = max((graph.graph.out_degree(agent) for agent in range(graph.agents)), default=0)
+    root = choose(setup.seed, task, graph.agents)
+    free_at = {root: 0}  # of an agent's way out, in floods
+    for parent, child in graph.tree(root):
+        free_at[parent] += 1
+        free_at[child] = free_at[parent]
+    return 8 * (busiest * gossip + max(free_at.values()) * flood) / bandwidth
+
+
+def _ms_per_step(setup: Setup, state: State, auto: bool) -> float | None:
+    """Of all agents on this machine, now, in the first task; `auto`: of the fastest way. None: it cannot be told."""
+    found = autotune.measure(setup, state, setup.tasks[0].train[1].device)
+    return min(found.values(), default=None) if auto else found.get(setup.execution)
+
+
+def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, int]:
+    """(one agent alone, all in one process), of the largest task: weights, heads and the method's memory, which agents
+    of one process share; coordinates, their gradient and their mixed sums, velocities, built weights and activations
+    of each; images."""
+    rows, shared = 4 if setup.train.momentum else 3, 0
+    each = 0
+    for task in range(len(setup.tasks)):
+        message = forecast.message(task)
+        each = max(each, (rows * message.coordinates + message.full) * forecast.itemsize)
+        shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
+    shared += sum(forecast.heads) * forecast.itemsize
+    train = sum(data.train[0].nbytes for data in setup.tasks)
+    test = sum(data.test[0].nbytes for data in setup.tasks)
+    agents, each = setup.topology.agents, each + activations
+    return shared + each + train // agents + test, shared + agents * each + train + test
+
+
+def _activations(setup: Setup, state: State) -> int:
+    """Bytes that an agent's batch keeps for its backward pass, its parameters aside."""
+    data = setup.tasks[0]
+    values = {**state.parameters, **setup.heads[0]}.items()
+    parameters = {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in values}
+    known = {value.data_ptr() for value in parameters.values()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in known:
+            kept[tensor.data_ptr()] = max(kept.get(tensor.data_ptr(), 0), tensor.nbytes)
+        return tensor
+
+    images, labels = next(data.epoch(0, [0], setup.train.batch_size))
+    module: nn.Module = setup.module.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = functional.cross_entropy(logits(module, images[0], parameters), labels[0])
+    del loss
+    return sum(kept.values())
+
+
+def _warnings(config: RunConfig, graph: GraphPlan, task_plans: Sequence[TaskPlan], forecast: Forecast) -> Iterator[str]:
+    """What will hurt, a line each."""
+    small = [task for task in task_plans if task.shard[0] < config.train.batch_size]
+    if small:
+        yield (
+            f"batch: an agent has {small[0].shard[0]} images of task {small[0].name!r}, fewer than a batch of"
+            f" {config.train.batch_size}: it sees images twice in one step"
+        )
+    steps = min(task.steps * task.epochs for task in task_plans)
+    if graph.rounds_tenfold > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
+        yield (
+            f"mixing: {config.topology.name} takes {graph.rounds_tenfold} rounds to shrink disagreement tenfold, a task"
+            f" has {steps} steps: more links, fewer agents or more epochs"
+        )
+    if graph.agents > 1 and graph.stable_below < NARROW:
+        yield (
+            f"lr: mixing before the step is stable only while lr × curvature is below {graph.stable_below:.2f} on"
+            f" {config.topology.name} (train.lr is {config.train.lr:g}); train.order=adapt-then-combine allows 2"
+        )
+    yield from _without_room(forecast, len(task_plans))
+    if any(task.end_known == "partly" for task in task_plans):
+        yield f"flood: what {config.method.name} remembers is not counted; --like RUN tells"
+
+
+def _without_room(forecast: Forecast, tasks: int) -> Iterator[str]:
+    """Layers that a recorded run left without free directions."""
+    said: set[str] = set()
+    for task in range(tasks if forecast.like else 0):
+        free: Any = forecast.message(task).free or {}
+        full = [name for name, count in free.items() if count == 0 and name not in said]
+        said.update(full)
+        if full:
+            yield (
+                f"threshold: no free direction is left in {', '.join(full)} from task {task + 1} on:"
+                " lower growth.threshold or growth.increment"
+            )

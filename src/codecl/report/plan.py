@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from codecl.plan import Plan
 from codecl.plan.forecast import Known
-from codecl.plan.plan import Plan
 from codecl.report.formats import Column, Sheet
 from codecl.report.units import size
 

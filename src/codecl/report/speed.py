@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from codecl.bench.measure import SAME
+from codecl.bench import SAME
 from codecl.report.formats import Column, Sheet
 
 RATIOS = ("dpsgd", "codec-full", "plain-loop")

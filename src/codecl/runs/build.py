@@ -24,7 +24,7 @@ from codecl.seeding import derive, spawn
 from codecl.space.layout import Parameters
 from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
-from codecl.train.precision import multiplying
+from codecl.train.execution import multiplying
 from codecl.train.state import Setup, State
 
 ReadStream = Callable[[str, str | None], list[Task]]  # of a stream and data.local_path

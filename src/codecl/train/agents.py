@@ -1,22 +1,71 @@
-"""The agents of this process on one task: loss and gradient of all of them at once.
+"""The agents of this process on one task: what an agent's loss is, and loss and gradient of all of them at once.
 
-loss.py says what an agent's loss is, weights.py what agents differ in, execution.py how they share a device.
+weights.py builds what agents differ in, execution.py says how they share a device.
 Shapes: A agents of this process, D coordinates of an agent, B images of a batch.
 """
 
+import copy
 import warnings
-from typing import NamedTuple
+from collections.abc import Collection
+from contextlib import nullcontext
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
-from codecl.space.layout import Layout, Parameters
+from codecl.space import chart as charts
+from codecl.space.chart import Chart
+from codecl.space.layout import Layout, Parameters, parameters_of
 from codecl.train import kernels
 from codecl.train.config import TrainConfig
-from codecl.train.execution import EXECUTIONS, Execution
-from codecl.train.loss import AgentLoss
-from codecl.train.precision import multiplying
-from codecl.train.weights import WeightBuilder, factored_layers
+from codecl.train.execution import EXECUTIONS, Execution, multiplying
+from codecl.train.weights import COORDINATES, WeightBuilder, factored_layers
+
+
+class AgentLoss:
+    """One agent's loss as a function of the parameters in which agents differ.
+
+    `factored`: names of Linear layers that work from coordinates. `half`: the module runs in bfloat16 (autocast)."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        factored: Collection[str] = (),
+        half: bool = False,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        self.half = half
+        self.label_smoothing = label_smoothing
+        self.module = copy.deepcopy(module).train()  # the module as given keeps its layers as they are
+        self.shared = dict(layout.constants)  # what all agents have in common while the task trains
+        for slot, coords_D in layout.pieces(layout.start()):
+            if slot.size == 0:
+                self.shared.update(parameters_of(slot, coords_D))
+        for slot in layout.slots:
+            if slot.layer and slot.name in factored:
+                linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
+                factor(linear, slot.chart, slot.layer.bias is not None)
+
+    def __call__(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
+        autocast = torch.autocast(images_B.device.type, torch.bfloat16, cache_enabled=False)
+        with autocast if self.half else nullcontext():
+            logits = functional_call(self.module, {**self.shared, **own}, (images_B,))
+        logits = logits.float() if self.half else logits
+        return functional.cross_entropy(logits, labels_B, label_smoothing=self.label_smoothing)
+
+
+def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
+    """Let a Linear work from coordinates, without its weight: y = x W0ᵀ + (x O) cᵀ. All else of it stays."""
+    outputs, free = chart.anchor_GON.shape[1], chart.dims[0]
+    linear.register_parameter(COORDINATES, nn.Parameter(chart.anchor_GON.new_zeros(outputs, free)))
+
+    def forward(input: Tensor) -> Tensor:
+        return charts.factored(input, getattr(linear, COORDINATES), chart, bias)
+
+    linear.forward = forward  # type: ignore[method-assign]
 
 
 class BuiltAgents(NamedTuple):

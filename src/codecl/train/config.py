@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from codecl.train.execution import Execution
-from codecl.train.precision import Precision
+from codecl.train.execution import Execution, Precision
 
 
 class TrainConfig(BaseModel):

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from codecl.space import chart as charts
 from codecl.space.layout import parameters_of
-from codecl.train.agents import Agents
+from codecl.train.agents import AgentLoss, Agents
 from codecl.train.events import EpochEnded, Event, TaskOpened
-from codecl.train.execution import EXECUTIONS
+from codecl.train.execution import EXECUTIONS, multiplying
 from codecl.train.loop import LiveEpoch
-from codecl.train.loss import AgentLoss
-from codecl.train.precision import multiplying
 from codecl.train.state import Setup
 
 

@@ -1,11 +1,13 @@
-"""How many agents share a device: their losses as one computation, in streams of their own, or one after another.
+"""How many agents share a device: their losses as one computation, in streams of their own, or one after another; and
+how exactly it multiplies. Mixing, agreement, growth and floods are always exact; training may be less so.
 
 Law: all three give the same losses and gradients. Shapes: A agents of this process, B images of a batch.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch.func import vmap
 from codecl.space.layout import Parameters
 
 Execution = Literal["stacked", "streams", "loop"]
+Precision = Literal["highest", "tf32", "bf16"]
 Loss = Callable[[Parameters, Tensor, Tensor], Tensor]  # of one agent: its own parameters, images and labels
 MAX_STREAMS = 16  # of agents that share a device: more only take turns
 
@@ -64,3 +67,30 @@ def each_agent(own: Parameters, images_AB: Tensor, labels_AB: Tensor) -> Iterato
 def streams(purpose: str, count: int) -> tuple[torch.cuda.Stream, ...]:
     """The same streams for every task: libraries keep a workspace for each."""
     return tuple(torch.cuda.Stream() for _ in range(count))
+
+
+@contextmanager
+def multiplying(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Float32 products with float32 operands (highest), or with operands rounded to 10 bits where the GPU is faster so.
+
+    A CPU multiplies float32 exactly. `bf16` rounds as tf32 does; what it casts besides, anywhere, `Agents` casts."""
+    switches = _switches() if device.type == "cuda" else []
+    before = [getattr(owner, name) for owner, name, _, _ in switches]
+    for owner, name, rounded, exact in switches:
+        setattr(owner, name, exact if precision == "highest" else rounded)
+    try:
+        yield
+    finally:
+        for (owner, name, _, _), value in zip(switches, before, strict=True):
+            setattr(owner, name, value)
+
+
+def _switches() -> list[tuple[Any, str, Any, Any]]:
+    """(where, name, rounded, exact) for products and convolutions. PyTorch has two sets of names for it and forbids to
+    mix them: the older, unless the caller has used the newer."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        _ = matmul.allow_tf32, cudnn.allow_tf32
+        return [(owner, "allow_tf32", True, False) for owner in (matmul, cudnn)]
+    except RuntimeError:
+        return [(owner, "fp32_precision", "tf32", "ieee") for owner in (matmul, getattr(cudnn, "conv"))]  # noqa: B009

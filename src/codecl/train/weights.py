@@ -13,8 +13,8 @@ from codecl.space import chart as charts
 from codecl.space.chart import Chart
 from codecl.space.layout import Layout, Slot, parameters_of
 from codecl.train.execution import streams
-from codecl.train.loss import COORDINATES
 
+COORDINATES = "codecl_coordinates"  # the name under which a factored Linear finds its coordinates
 STREAMS = 4
 OVERLAPPED = (
     4 * 10**9

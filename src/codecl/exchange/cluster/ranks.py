@@ -7,6 +7,8 @@ with, what the note says.
 
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +23,6 @@ from torch.distributed.rendezvous import rendezvous
 from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
 from codecl.exchange.base import Exchange
 from codecl.exchange.cluster.exchange import Cluster, blocks
-from codecl.exchange.cluster.signals import on_terminate
 from codecl.exchange.cluster.wire import BOUNDARY, RankLost, Wire
 from codecl.exchange.simulated import Simulated
 from codecl.exchange.topology import Topology
@@ -30,6 +31,7 @@ from codecl.registry import reason
 NAMES = ("simulated", "cluster")
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEET = timedelta(seconds=60)
+GRACE_S = 5  # after SIGTERM: a broken connection shows long before, and a launcher insists only later
 LINGER_S = 5.0  # rank 0 may keep the note: it stays until the others have read it
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 INTERRUPTED = 130
@@ -205,3 +207,32 @@ def _part() -> None:
 
 def _terminated() -> RunFailed:
     return RunFailed("ended by the launcher (SIGTERM)")
+
+
+@contextmanager
+def on_terminate(error: Callable[[], Exception]) -> Iterator[None]:
+    """In here SIGTERM raises this error, after some seconds in which a better reason may show.
+
+    Left by an error, the process still ends only some seconds after the signal: it has that error to report."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    inside = True
+
+    def wait(*_: Any) -> None:
+        signal.alarm(GRACE_S)
+
+    def end(*_: Any) -> None:
+        if inside:
+            raise error()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, wait), signal.signal(signal.SIGALRM, end)
+    try:
+        yield
+    finally:
+        inside = False
+    signal.alarm(0)
+    signal.signal(signal.SIGTERM, before[0])
+    signal.signal(signal.SIGALRM, before[1])

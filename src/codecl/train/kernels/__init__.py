@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from codecl.train.precision import Precision
+from codecl.train.execution import Precision
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from codecl.train.execution import Precision
 from codecl.train.kernels import conv, norm
-from codecl.train.precision import Precision
 
 Forward = Callable[[Tensor], Tensor]
 
