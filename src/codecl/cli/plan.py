@@ -13,6 +13,7 @@ from codecl.errors import ConfigError
 
 if TYPE_CHECKING:
     from codecl.plan.plan import Plan
+    from codecl.runs.config import RunConfig
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
@@ -34,8 +35,11 @@ def plan(
     """What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt."""
     import dataclasses
 
+    from codecl.runs import grid
+
     bits = bits_a_second(bandwidth) if bandwidth else None
-    plans = _plans((preset, method, agents, topology, seeds, settings or []), like, device if measure else "", bits)
+    configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
+    plans = _plans(configs, like, device if measure else "", bits)
     if as_json:
         print(json.dumps([dataclasses.asdict(plan) for plan in plans], indent=1))
     else:
@@ -50,17 +54,11 @@ def bits_a_second(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _plans(
-    asked: tuple[str, str | None, str | None, str | None, str | None, list[str]],
-    like: Path | None,
-    measured_on: str,
-    bits: float | None,
-) -> list["Plan"]:
+def _plans(configs: list["RunConfig"], like: Path | None, measured_on: str, bits: float | None) -> list["Plan"]:
     from codecl.plan import forecast
     from codecl.plan import plan as planning
-    from codecl.runs import build, grid
+    from codecl.runs import build
 
-    configs = list(grid.configs(*asked))
     earlier = forecast.read(like) if like else None
     if earlier and all(config.method.name != earlier.config.method.name for config in configs):
         raise ConfigError(f"--like: {earlier.folder} is a run of {earlier.config.method.name}, which is not planned")
