@@ -85,7 +85,7 @@ def fit(
         "topology": topologies.from_graph(topology) if isinstance(topology, nx.Graph) else topology,
         "method": _method_fields(method),
         "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
-        "data": {"stream": "own", "digest": _digest(tasks)},
+        "data": {"stream": "own", "digest": " ".join(map(_task_digest, tasks))},
     }
     config = validate(merge(fields, settings))
     common: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange, "again": again, "mu": mu}
@@ -160,7 +160,7 @@ def run(
     simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
     call, the leading one records."""
     with joined(exchange, device_of(device)) as here:
-        done = recorded(config, out=out, device=device, exchange=exchange, module=module)
+        done = recorded(config, out, here, module)
         if done is not None and not again:
             return done
         folder = folder_of(config, out)
@@ -187,20 +187,12 @@ def _dumped(metrics: Metrics | None) -> dict[str, Any]:
     return metrics.dump() if metrics else {}
 
 
-def recorded(
-    config: RunConfig,
-    *,
-    out: Path = Path("runs"),
-    device: str = "auto",
-    exchange: str = "auto",
-    module: nn.Module | None = None,
-) -> Result | None:
+def recorded(config: RunConfig, out: Path, ranks: Ranks, module: nn.Module | None = None) -> Result | None:
     """The run of this config, where its folder holds it complete; no data is read. All processes make this call."""
-    with joined(exchange, device_of(device)) as here:
-        _check_ranks(config, here)
-        check_files(config)  # another file is another run: one that is gone cannot be told
-        folder = folder_of(config, out)
-        metrics = here.broadcast(lambda: _dumped(reader.recorded(folder, config)))
+    _check_ranks(config, ranks)
+    check_files(config.data)  # another file is another run: one that is gone cannot be told
+    folder = folder_of(config, out)
+    metrics = ranks.broadcast(lambda: _dumped(reader.recorded(folder, config)))
     return Result(metrics, folder, False, module) if metrics else None
 
 
@@ -257,12 +249,8 @@ def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, here: 
     return choice.execution
 
 
-def _digest(tasks: Sequence[Task]) -> str:
-    """Of each task's tensors: another image is another run."""
-    return " ".join(map(_task_digest, tasks))
-
-
 def _task_digest(task: Task) -> str:
+    """Of its tensors: another image is another run."""
     (images, labels), (held, truth) = stream.tensors(task.train), stream.tensors(task.test)
     tensors = digest({"train": images, "labels": labels, "test": held, "truth": truth})
     return hashlib.sha256(f"{tensors} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]

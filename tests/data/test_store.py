@@ -1,4 +1,4 @@
-"""Data set files are whole or not there, and are never replaced by accident."""
+"""Data set files are whole or not there, never replaced by accident, and read in one place."""
 
 import os
 import stat
@@ -6,12 +6,21 @@ import stat
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
+from safetensors.torch import load_file, save_file
 
+from codecl.cli.common import console_for
+from codecl.cli.run import RunOptions, run_all
 from codecl.data import add as adding
 from codecl.data import store, streams
 from codecl.data.readers import ImportOptions
+from codecl.data.streams import STREAMS
 from codecl.errors import ConfigError, DataError
+from codecl.exchange.cluster.ranks import Ranks
+from codecl.runs import grid
+from codecl.runs.config import preset, resolve
 from tests.data import canonical
+from tests.problems import CPU
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +117,100 @@ def test_what_is_not_sound_is_not_kept_at_all(folder, tmp_path):
 def test_names_that_are_none(name, tmp_path):
     with pytest.raises(ConfigError, match="letters, digits, - and _"):
         adding.add(name, tmp_path, ImportOptions())
+
+
+def small(path, images=400):
+    """A cifar100 with four images a class, in the canonical form."""
+    labels = torch.randperm(images, generator=torch.Generator().manual_seed(0)) % 100
+    pixels = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8)
+    pixels[:, 0, 0, 0] = labels.to(torch.uint8)  # so that an image can be told
+    held = {}
+    for split in ("train", "test"):
+        held |= {f"{split}_images": pixels.clone(), f"{split}_labels": labels.clone()}
+    path.parent.mkdir(exist_ok=True)
+    save_file(held, path)
+
+
+def test_split_cifar100_is_ten_tasks_of_ten_classes_in_label_order(folder):
+    small(folder / "cifar100.safetensors")
+    tasks = STREAMS["split-cifar100"]()
+    assert len(tasks) == 10
+    for number, task in enumerate(tasks):
+        for images, labels in (task.train, task.test):
+            assert len(labels) == 40
+            assert sorted(set(labels.tolist())) == list(range(10))
+            assert torch.equal(images[:, 0, 0, 0].long(), labels + 10 * number)
+    assert tasks[3].name == "classes 30-39"
+
+
+def test_a_file_that_is_not_there_or_broken_is_said_in_one_line(folder):
+    with pytest.raises(
+        DataError, match=r"data set 'cifar100': there is no .*cifar100.safetensors; `codecl data fetch cifar100` gets"
+    ):
+        STREAMS["split-cifar100"]()
+    folder.mkdir()
+    (folder / "cifar100.safetensors").write_bytes(b"12345678 not a data set")
+    with pytest.raises(DataError, match="cannot be read"):
+        streams.from_file("cifar100")
+    save_file({"train_images": torch.zeros(1, 3, 2, 2, dtype=torch.uint8)}, folder / "cifar100.safetensors")
+    with pytest.raises(DataError, match="lacks train_labels, test_images, test_labels"):
+        streams.from_file("cifar100")
+
+
+def test_another_file_is_another_run(folder):
+    def resolved():
+        return resolve(preset("split-cifar100"), {})
+
+    assert "data" not in resolved().sources  # `codecl show` works without it
+    small(folder / "cifar100.safetensors")
+    first = resolved()
+    assert first.sources["data"] == resolved().sources["data"]
+    small(folder / "cifar100.safetensors", 800)
+    assert resolved().sources["data"] != first.sources["data"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train_labels": torch.zeros(400, 1, dtype=torch.long)},
+        {"train_labels": torch.zeros(3, dtype=torch.long)},
+        {"test_images": torch.zeros(400, 3, 32, 32)},
+        {"test_images": torch.zeros(0, 3, 32, 32, dtype=torch.uint8), "test_labels": torch.zeros(0).long()},
+    ],
+)
+def test_a_file_with_other_shapes_is_said_in_one_line(folder, changes):
+    path = folder / "cifar100.safetensors"
+    small(path)
+    save_file({**load_file(path), **changes}, path)
+    with pytest.raises(
+        DataError, match=r"_images of .* are torch\..* they should be uint8 \[n, channels, height, width\]"
+    ):
+        streams.from_file("cifar100")
+
+
+def test_the_data_folder_is_the_cache_unless_it_is_named(folder, monkeypatch, tmp_path):
+    assert store.folder() == folder
+    monkeypatch.delenv("CODECL_DATA")
+    monkeypatch.setenv("CODECL_CACHE", str(tmp_path / "cache"))
+    assert store.folder() == tmp_path / "cache"
+    monkeypatch.delenv("CODECL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert store.folder().name == "codecl"
+
+
+def test_a_grid_reads_a_file_once_and_a_complete_run_reads_none(folder, tmp_path, monkeypatch):
+    small(folder / "cifar100.safetensors", 800)
+    reads, read = [], store.read_file
+    monkeypatch.setattr(store, "read_file", lambda path: reads.append(path) or read(path))
+    settings = ["train.epochs=1", "train.batch_size=4", "growth.images=4"]
+    configs = list(grid.configs("split-cifar100", "codec,dpsgd", "2", None, None, settings))
+    options = RunOptions(tmp_path / "runs", "cpu", Ranks("simulated", CPU), quiet=True, console=console_for(True))
+    for trained in (True, False):
+        results = run_all(configs, options).results
+        assert [result.trained for result in results] == [trained] * 2
+        assert [(result.metrics["tasks"], result.metrics["status"]) for result in results] == [(10, "complete")] * 2
+        assert len(reads) == 1
+    assert results[0].model(1)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    store.path_of("cifar100").unlink()  # which file it was cannot be told any more
+    with pytest.raises(DataError, match="data set 'cifar100': there is no"):
+        run_all(configs, options)

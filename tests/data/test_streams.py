@@ -10,6 +10,7 @@ from codecl.data.store import ImageSet
 from codecl.data.streams import FIVE, STREAMS, digest, load, measured, shaped
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions, validating
 from codecl.errors import ConfigError, DataError
+from codecl.runs.build import load_tasks
 from codecl.runs.config import preset, resolve
 from tests.data.canonical import arrays
 
@@ -58,7 +59,7 @@ def test_five_datasets_are_normalised_by_the_papers_numbers():
     assert seen["notmnist"] == pytest.approx([(1 - 0.4254) / 0.4501] * 3)
 
 
-def test_split_miniimagenet_is_twenty_load_tasks_five_classes():
+def test_split_miniimagenet_is_twenty_tasks_of_five_classes():
     held = keep("miniimagenet", 200, 100)
     tasks = STREAMS["split-miniimagenet"]()
     assert [task.classes for task in tasks] == [5] * 20
@@ -180,15 +181,11 @@ def test_validation_is_off_unless_asked_for():
     assert set(cut.held_out()[0].flatten().tolist()) < set(numbers.flatten().tolist())
 
 
-def test_some_load_tasks_a_stream(tmp_path):
-    from codecl.runs.build import load_tasks
-
+def test_some_tasks_of_a_stream():
     assert len(load_tasks(resolve(preset("quickstart"), {"data": {"tasks": 2}}))) == 2
 
 
 def test_more_tasks_than_there_are_is_refused():
-    from codecl.runs.build import load_tasks
-
     with pytest.raises(ConfigError, match=r"data.tasks: 9 is more than the 5 tasks of the stream"):
         load_tasks(resolve(preset("quickstart"), {"data": {"tasks": 9}}))
 

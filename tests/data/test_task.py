@@ -88,6 +88,16 @@ def test_stated_steps_that_need_no_repetition_change_nothing(images, agents, bat
     assert torch.equal(fewer[..., 0], plain.indices(1, range(agents), batch)[:1, ..., 0])
 
 
+def test_a_partition_and_a_sampler_of_ones_own():
+    shards = (torch.tensor([3, 1]), torch.tensor([0]))
+
+    def in_order(draw, images, count):
+        return torch.arange(count) % images
+
+    options = TaskOptions(2, config=DataConfig(steps_per_epoch=2), partition=shards, sampler=in_order)
+    assert TaskData(0, numbered(4), options).indices(0, range(2), 2)[..., 0].tolist() == [[[3, 1], [0, 0]]] * 2
+
+
 def test_each_round_through_a_shard_is_another_shuffle():
     first, second = stepped(40, 1, 2).indices(0, [0], 40)[:, 0, :, 0].tolist()
     assert sorted(first) == sorted(second) == list(range(40))

@@ -14,7 +14,7 @@ from codecl.exchange.topology import TopologyConfig
 from codecl.report import theory as report
 from codecl.theory import check, rates
 from codecl.theory.problems import AsModule, basis, logistic, quadratic
-from codecl.theory.walks import Walk, stepped, walked
+from codecl.theory.walks import Walk, same_draws, stepped, walked
 
 positive = st.floats(1e-3, 1e3)
 part = st.floats(0, 0.999)
@@ -121,6 +121,15 @@ def test_a_walk_is_decentralized_sgd():
         torch.testing.assert_close(done.coords_KSNF[step + 1], expected, rtol=0, atol=1e-12)
     first, second = done.grads_KSND.unbind(1)
     assert float((first - second).abs().max()) > 1e-3, "copies have noise of their own"
+
+
+def test_agents_that_draw_alike_take_the_same_steps():
+    """The control of the rates: without noise of their own, agents at one point have one gradient."""
+    problem, mixing = list(check.problems(2))[1], check.graph("ring", 8)
+    for sampler, same in ((same_draws(8), True), (same_draws(4), False)):
+        grads_KSND = stepped(Walk(problem, mixing, 0.1, 5, copies=2, sampler=sampler)).grads_KSND
+        assert torch.allclose(grads_KSND, grads_KSND[:, :, :1], rtol=0, atol=1e-9) == same
+        assert not torch.allclose(grads_KSND[:, 0], grads_KSND[:, 1], rtol=0, atol=1e-3)
 
 
 def test_draws_have_the_mean_and_the_variance_that_are_known():

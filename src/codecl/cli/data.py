@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 data = group("data", "Data sets: what there is, download, take in, check.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="See `codecl data list`.")]
-Again = Annotated[bool, typer.Option("--again", help="Replace what is there.")]
 
 
 @data.command("list")
@@ -142,7 +141,7 @@ def add(
     size: Annotated[int | None, typer.Option(min=1, help="Image files: make all of them N×N.", metavar="N")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Chooses the test part.")] = 0,
     as_it_is: Annotated[bool, typer.Option("--as-it-is", help="Keep it though it is not what NAME says.")] = False,
-    again: Again = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace what is there.")] = False,
 ) -> None:
     """Take in what you have, under a known NAME or one of your own; see docs/data.md for the formats."""
     from codecl.data import add as adding

@@ -30,14 +30,7 @@ def extend(
         folder = one_run(run)
         config = extend.extended(read_config(folder), task)
         console = main_console(as_json, ranks)
-        options = RunOptions(
-            out=out if out is not None else folder.resolve().parents[1],
-            device=device,
-            exchange=ranks.name,
-            quiet=quiet,
-            console=console,
-            after=folder,
-        )
-        result = run_one(config, options, load_tasks)
+        out = out if out is not None else folder.resolve().parents[1]
+        result = run_one(config, RunOptions(out, device, ranks, quiet, console, after=folder), load_tasks)
     if ranks.is_main:
         show_results(console, [result], as_json)

@@ -38,8 +38,8 @@ def figures(
     wanted = _wanted(preset, agents, topology, seeds, settings or [])
     configs = list({(config.digest(), config.seed): config for group in wanted for config in group}.values())
     with joined("simulated", device_of(device)) as ranks:
-        options = RunOptions(runs, device, ranks.name, quiet, console_for(False), again=again)
-        outcome = run_all(configs, options, ranks)
+        options = RunOptions(runs, device, ranks, quiet, console_for(False), again=again)
+        outcome = run_all(configs, options)
     if outcome.failure:
         raise typer.Exit(outcome.failure.exit_code)
     for path in _draw(preset, wanted, runs, out):

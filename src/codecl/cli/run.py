@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -70,18 +70,9 @@ def run(
     with joined(exchange, device_of(device)) as ranks:
         wanted = list(configs(preset, method, agents, topology, seeds, settings or []))
         console = main_console(as_json, ranks)
-        options = RunOptions(
-            out=out,
-            device=device,
-            exchange=ranks.name,
-            quiet=quiet,
-            console=main_console(True, ranks) if as_json else console,
-            resume=resume,
-            again=again,
-            mu=mu,
-            board=board if ranks.is_main else None,
-        )
-        outcome = run_all(wanted, options, ranks)
+        progress = main_console(True, ranks) if as_json else console
+        options = RunOptions(out, device, ranks, quiet, progress, resume, again, mu)
+        outcome = run_all(wanted, options._replace(board=board if ranks.is_main else None))
     if ranks.is_main:
         show_results(console, outcome.results, as_json)
     if outcome.failure:
@@ -113,7 +104,7 @@ class RunOptions(NamedTuple):
 
     out: Path
     device: str
-    exchange: str
+    ranks: "Ranks"
     quiet: bool
     console: "Console"
     resume: bool = False  # only go on with what was begun
@@ -130,14 +121,14 @@ class Outcome(NamedTuple):
     failure: RunFailed | None  # the last
 
 
-def run_all(configs: list["RunConfig"], options: RunOptions, ranks: "Ranks") -> Outcome:
+def run_all(configs: list["RunConfig"], options: RunOptions) -> Outcome:
     """Check all, then run one after another; each stream is read once, and only if a run needs it."""
     from functools import cache, partial
 
     from codecl.runs.build import load_tasks, read_stream
 
     load = partial(load_tasks, read=cache(read_stream))
-    check_all(configs, options, ranks, load)
+    check_all(configs, options, load)
     results: list[Result] = []
     failure: RunFailed | None = None
     for number, config in enumerate(configs, 1):
@@ -148,35 +139,35 @@ def run_all(configs: list["RunConfig"], options: RunOptions, ranks: "Ranks") -> 
         except RunFailed as error:
             folder = _folder(config, options.out)
             failure = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
-            if ranks.size > 1:  # the ranks end together
+            if options.ranks.size > 1:  # the ranks end together
                 raise failure from error
             print(f"codecl: {failure}", file=sys.stderr)  # the rest of the grid can still succeed
     return Outcome(results, failure)
 
 
-def check_all(configs: list["RunConfig"], options: RunOptions, ranks: "Ranks", load: "LoadTasks") -> None:
+def check_all(configs: list["RunConfig"], options: RunOptions, load: "LoadTasks") -> None:
     """What can be refused is refused before anything runs; a run alone refuses by itself."""
+    from codecl import api
     from codecl.exchange import topology
     from codecl.runs import build
 
     for config in configs:
-        ranks.check(config.agents)
-        if options.resume and ranks.is_main:
-            _check_begun(_folder(config, options.out), options.again)
+        options.ranks.check(config.agents)
+        if options.resume and options.ranks.is_main:
+            folder = _folder(config, options.out)
+            if options.again:
+                raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
+            if not _begun(folder):
+                raise ConfigError(
+                    f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run"
+                )
     if len(configs) == 1:
         return
     for config in configs:
         topology.build(config.topology, config.agents, config.seed)
-    wanted = [config for config in configs if _recorded(config, options) is None or options.again]
+    wanted = [config for config in configs if api.recorded(config, options.out, options.ranks) is None or options.again]
     for config in {config.digest(): config for config in wanted}.values():
         build.check(config, load(config))
-
-
-def _check_begun(folder: Path, again: bool) -> None:
-    if again:
-        raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
-    if not _begun(folder):
-        raise ConfigError(f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run")
 
 
 def _begun(folder: Path) -> bool:
@@ -185,9 +176,10 @@ def _begun(folder: Path) -> bool:
 
 def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Result":
     """Run, and show how it goes; a run that is complete already is shown without a look at its data."""
-    folder = _folder(config, options.out)
-    board = options.board(folder) if options.board else None
-    done = None if options.again else _recorded(config, options)
+    from codecl import api
+
+    board = options.board(_folder(config, options.out)) if options.board else None
+    done = None if options.again else api.recorded(config, options.out, options.ranks)
     if done is None:
         return _train(config, options, load(config), board)
     if board is not None:
@@ -199,12 +191,6 @@ def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Res
     return done
 
 
-def _recorded(config: "RunConfig", options: RunOptions) -> "Result | None":
-    from codecl import api
-
-    return api.recorded(config, out=options.out, device=options.device, exchange=options.exchange)
-
-
 def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board: Path | None) -> "Result":
     from codecl import api
     from codecl.cli.live import boarding, training
@@ -212,21 +198,18 @@ def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board:
     folder, console = _folder(config, options.out), options.console
     try:
         with training(console, config, folder, options.quiet) as shown, boarding(board, folder, shown) as on_event:
-            return api.run(
-                config,
-                out=options.out,
-                device=options.device,
-                exchange=options.exchange,
-                again=options.again,
-                mu=options.mu,
-                on_event=on_event,
-                tasks=tasks,
-                after=options.after,
-            )
+            given: dict[str, Any] = {
+                "out": options.out,
+                "again": options.again,
+                "after": options.after,
+                "mu": options.mu,
+            }
+            given |= {"device": options.device, "exchange": options.ranks.name}
+            return api.run(config, on_event=on_event, tasks=tasks, **given)
     except KeyboardInterrupt:
-        kept = (
-            f"events, metrics and model of the finished tasks are in {folder}" if folder.exists() else "nothing to keep"
-        )
+        kept = "nothing to keep"
+        if folder.exists():
+            kept = f"events, metrics and model of the finished tasks are in {folder}"
         then = "goes on from the last checkpoint" if _begun(folder) else "starts it again"
         if not console.quiet:
             print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)

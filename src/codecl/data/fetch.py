@@ -31,7 +31,13 @@ def fetch(entry: Entry, *, mirror: str | None = None, again: bool = False, bar: 
             failures = _download(file, urls, downloads, bar)
             if failures is not None:
                 raise DataError(_by_hand(entry, file, failures))
-        added = _read(entry, downloads, again)
+        path = downloads / entry.files[0].name if len(entry.files) == 1 else downloads
+        try:
+            images = readers.read(path, readers.ImportOptions(channels=entry.shape[0]))
+            added = keep(entry.name, images, entry, again=again)
+        except DataError:  # the files are no good
+            shutil.rmtree(downloads)
+            raise
         shutil.rmtree(downloads)
         return added
     finally:
@@ -90,13 +96,3 @@ def _by_hand(entry: Entry, failed: File, failures: list[str]) -> str:
         f"data set {entry.name!r}: could not get {failed.name} ({'; '.join(failures)}); try again, or download"
         f" {urls} elsewhere{target}, then `codecl data add {entry.name} {path}`"
     )
-
-
-def _read(entry: Entry, downloads: Path, again: bool) -> Added:
-    """The data set file, from files that are all there; they go if they are no good."""
-    path = downloads / entry.files[0].name if len(entry.files) == 1 else downloads
-    try:
-        return keep(entry.name, readers.read(path, readers.ImportOptions(channels=entry.shape[0])), entry, again=again)
-    except DataError:
-        shutil.rmtree(downloads)
-        raise

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -220,10 +220,15 @@ def data_sets(stream: str) -> list[str]:
 def digest(stream: str) -> str | None:
     """Of the data set files that a stream is cut from: another file is another run. None where one is missing."""
     digests = [store.digest(name) for name in data_sets(stream)]
+    return None if None in digests else joined(digests)
+
+
+def joined(digests: Iterable[str | None]) -> str | None:
+    """One digest of several; None where there is none."""
     known = [digest for digest in digests if digest]
-    if not known or len(known) != len(digests):
-        return None
-    return known[0] if len(known) == 1 else hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
+    if len(known) > 1:
+        return hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
+    return known[0] if known else None
 
 
 def check_local_path(config: DataConfig) -> None:

@@ -24,10 +24,8 @@ def content_digest(images: ImageSet) -> str:
     digest = hashlib.sha256()
     for pixels, labels in images.splits().values():
         pairs = zip(labels.astype("<i8"), pixels, strict=True)
-        for image_digest in sorted(
-            hashlib.sha256(label.tobytes() + image.tobytes()).digest() for label, image in pairs
-        ):
-            digest.update(image_digest)
+        each = (hashlib.sha256(label.tobytes() + image.tobytes()).digest() for label, image in pairs)
+        digest.update(b"".join(sorted(each)))
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from codecl.data import store, streams
-from codecl.data.task import Task, TaskData, TaskOptions
+from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
@@ -89,10 +89,9 @@ def _check_alone(config: RunConfig, alone: bool) -> None:
         )
 
 
-def check_files(config: RunConfig) -> None:
-    """Refuse one agent's own data, and data set files that are not there, without reading any."""
-    _check_alone(config, alone=False)
-    for name in streams.data_sets(config.data.stream):
+def check_files(data: DataConfig) -> None:
+    """The data set files that a stream is cut from are there; none is read."""
+    for name in streams.data_sets(data.stream) if data.local_path is None else ():
         if not store.path_of(name).is_file():
             raise store.missing(name)
 
@@ -171,7 +170,8 @@ def build_setup(
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
     )
     start = State(values, (), {})
-    _check_growth(setup)
+    for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
+        setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
     return setup, start
 
@@ -187,12 +187,6 @@ def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Paramet
         drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
         head[name] = drawn.to(value)
     return head
-
-
-def _check_growth(setup: Setup) -> None:
-    """Every agent whose images are known here has enough of every task to grow from, where the method grows."""
-    for data in setup.tasks if setup.method.grows else ():
-        setup.growth.check(data.name, min(map(len, data.partition)))
 
 
 def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:

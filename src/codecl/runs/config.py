@@ -194,12 +194,8 @@ def validate(fields: Fields) -> RunConfig:
 
 def stream_digest(data: DataConfig) -> str | None:
     """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
-    digests = [source_digest("data.stream", streams.STREAMS, part) for part in data.stream.split(streams.PLUS)]
-    digests.append(None if data.local_path else streams.digest(data.stream))
-    known = [digest for digest in digests if digest]
-    if len(known) > 1:
-        return hashlib.sha256(" ".join(known).encode()).hexdigest()[:16]
-    return known[0] if known else None
+    codes = [source_digest("data.stream", streams.STREAMS, part) for part in data.stream.split(streams.PLUS)]
+    return streams.joined([*codes, None if data.local_path else streams.digest(data.stream)])
 
 
 def parse(fields: Fields) -> RunConfig:

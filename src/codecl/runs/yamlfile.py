@@ -1,9 +1,8 @@
 """Fields as checked models, and YAML files of them: what is off is said in one line, which starts with the file."""
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -59,31 +58,22 @@ def checked(kind: type[Model], fields: Mapping[str, Any], where: Path | str = ""
         raise ConfigError(": ".join(filter(None, (str(where), place, message)))) from error
 
 
-class Located(NamedTuple):
-    """Where a validation error lies; what pydantic adds for types is left out of the path."""
-
-    path: list[str]
-    owner: type[BaseModel]  # the model that it ends in
-    description: str | None  # of the field
-
-
-def _located(kind: type[BaseModel], location: tuple[int | str, ...]) -> Located:
+def _located(kind: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel], str | None]:
+    """(path, the model it ends in, the field's description) of a validation error, without what pydantic adds for
+    types."""
     path: list[str] = []
     owner, description, listed = kind, None, False
     for step in location:
         entry = next((entry for key, entry in owner.model_fields.items() if step in (key, entry.alias)), None)
         if entry is not None:
             path.append(str(step))
-            inside = next((arg for arg in (entry.annotation, *get_args(entry.annotation)) if _is_model(arg)), None)
-            owner, description = inside or owner, entry.description
-            listed = inside is not None and inside is not entry.annotation
+            kinds = (entry.annotation, *get_args(entry.annotation))  # a model, or several of one
+            models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+            owner, description = models[0] if models else owner, entry.description
+            listed = bool(models) and models[0] is not entry.annotation
         elif listed and isinstance(step, int):
             path.append(str(step))
-    return Located(path, owner, description)
-
-
-def _is_model(annotation: Any) -> bool:
-    return inspect.isclass(annotation) and issubclass(annotation, BaseModel)
+    return path, owner, description
 
 
 def dump(fields: Mapping[str, Any]) -> str:

@@ -124,16 +124,16 @@ def inequalities(case: str, walk: Walk, s: float | None = None) -> list[Checked]
     done, problem = stepped(walk), walk.problem
     known, agents = problem.free, len(walk.mixing)
     s = bounds.contraction(walk.mixing) if s is None else s
-    most = bounds.consensus(walk.lr, known.noise / walk.batch, known.spread, agents, s)
+    max_error = bounds.consensus(walk.lr, known.noise / walk.batch, known.spread, agents, s)
     above = float(problem.objective(problem.start_D)) - known.lowest
     mean_KSF, apart_KS = done.coords_KSNF.mean(2), disagreement(done.coords_KSNF)
     free_KSF = problem.gradients(problem.at(mean_KSF[:-1])) @ problem.free_DF
-    limit = bounds.gradient(above, walk.lr, walk.steps, known.smooth, known.noise / walk.batch / agents, most)
+    limit = bounds.gradient(above, walk.lr, walk.steps, known.smooth, known.noise / walk.batch / agents, max_error)
     return [
         Checked("Lemma 1: ⟨g, g̃⟩ = ‖g̃‖²", case, _lemma_1(done, problem), ROUNDING),
         Checked(KEPT, case, _kept(done, walk.lr), ROUNDING),
-        Checked("consensus error", case, float(apart_KS.mean(1).max()), most),
-        Checked("mean consensus error", case, float(apart_KS[:-1].mean()), most, _lemma_2(done, walk, s)),
+        Checked("consensus error", case, float(apart_KS.mean(1).max()), max_error),
+        Checked("mean consensus error", case, float(apart_KS[:-1].mean()), max_error, _lemma_2(done, walk, s)),
         Checked(GRADIENT, case, float(free_KSF.square().sum(-1).mean()), limit),
     ]
 

@@ -73,12 +73,12 @@ def slopes(size: Size) -> list[Slope]:
     ring, apart = graph("ring", size.at_agents), np.eye(size.at_agents)
 
     def by_steps(what: str, mixing: Matrix, sorted_labels: bool, must_fail: bool = False) -> Slope:
-        found = [second_half(size, mixing, steps, sorted_labels=sorted_labels) for steps in along_K]
-        return Slope(what, "K", along_K, torch.stack(found, 1), must_fail)
+        values = [second_half(size, mixing, steps, sorted_labels=sorted_labels) for steps in along_K]
+        return Slope(what, "K", along_K, torch.stack(values, 1), must_fail)
 
     def by_agents(what: str, alike: bool, must_fail: bool = False) -> Slope:
-        found = [second_half(size, graph("ring", agents), size.at_steps, alike=alike) for agents in along_N]
-        return Slope(what, "N", along_N, torch.stack(found, 1), must_fail)
+        values = [second_half(size, graph("ring", agents), size.at_steps, alike=alike) for agents in along_N]
+        return Slope(what, "N", along_N, torch.stack(values, 1), must_fail)
 
     return [
         by_steps("same examples", ring, False),
@@ -102,8 +102,8 @@ def second_half(size: Size, mixing: Matrix, steps: int, sorted_labels: bool = Fa
         if steps // 2 <= step < steps and step % EVERY == 0
     ]
     points_RKSD = torch.stack(kept).permute(2, 0, 1, 3)
-    found = [problem.gradients(points) for problem, points in zip(problems, points_RKSD, strict=True)]
-    return torch.stack([grads.square().sum(-1).mean() for grads in found])
+    grads_RKSD = [problem.gradients(points) for problem, points in zip(problems, points_RKSD, strict=True)]
+    return torch.stack([grads.square().sum(-1).mean() for grads in grads_RKSD])
 
 
 def _problem(seed: int, agents: int, sorted_labels: bool) -> Problem:

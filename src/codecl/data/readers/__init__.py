@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from codecl.data import store
-from codecl.data.readers import arrays, pictures, published
+from codecl.data.readers import arrays, pictures
 from codecl.data.readers.pictures import ImportOptions
+from codecl.data.readers.published import cifar_pickles, cifar_records, idx, svhn
 from codecl.data.readers.tree import Tree, opened
 from codecl.errors import DataError
 
@@ -32,10 +34,10 @@ def _idx(split: str, what: str, axes: int) -> str:
 
 
 KINDS = (
-    Kind("CIFAR-10 (python)", {"train": r"data_batch_\d+", "test": "test_batch"}, published.cifar_pickles),
-    Kind("CIFAR-100 (python)", {"train": "train", "test": "test"}, published.cifar_pickles),
-    Kind("CIFAR-10 (binary)", {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"}, published.cifar10_records),
-    Kind("CIFAR-100 (binary)", {"train": r"train\.bin", "test": r"test\.bin"}, published.cifar100_records),
+    Kind("CIFAR-10 (python)", {"train": r"data_batch_\d+", "test": "test_batch"}, cifar_pickles),
+    Kind("CIFAR-100 (python)", {"train": "train", "test": "test"}, cifar_pickles),
+    Kind("CIFAR-10 (binary)", {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"}, partial(cifar_records, 1)),
+    Kind("CIFAR-100 (binary)", {"train": r"train\.bin", "test": r"test\.bin"}, partial(cifar_records, 2)),
     Kind(
         "idx files",
         {
@@ -44,9 +46,9 @@ KINDS = (
             "test images": _idx("(t10k|test)", "images", 3),
             "test labels": _idx("(t10k|test)", "labels", 1),
         },
-        published.idx,
+        idx,
     ),
-    Kind("SVHN", {"train": r"train_32x32\.mat", "test": r"test_32x32\.mat"}, published.svhn),
+    Kind("SVHN", {"train": r"train_32x32\.mat", "test": r"test_32x32\.mat"}, svhn),
     Kind("pickles", {"train": r"train\.pkl", "test": r"test\.pkl"}, arrays.pickles),
     Kind(
         "arrays",

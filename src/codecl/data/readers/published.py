@@ -24,14 +24,9 @@ def cifar_pickles(tree: Tree, parts: dict[str, list[str]]) -> ImageSet:
     return _cifar(tree, parts, _pickled)
 
 
-def cifar10_records(tree: Tree, parts: dict[str, list[str]]) -> ImageSet:
-    """Records of one label byte and 3,072 pixels."""
-    return _cifar(tree, parts, lambda tree, name: _records(tree, name, 1))
-
-
-def cifar100_records(tree: Tree, parts: dict[str, list[str]]) -> ImageSet:
-    """Records of a coarse and a fine label byte and 3,072 pixels."""
-    return _cifar(tree, parts, lambda tree, name: _records(tree, name, 2))
+def cifar_records(label_bytes: int, tree: Tree, parts: dict[str, list[str]]) -> ImageSet:
+    """Records of label bytes (CIFAR-100: a coarse and a fine one) and 3,072 pixels."""
+    return _cifar(tree, parts, lambda tree, name: _records(tree, name, label_bytes))
 
 
 def _cifar(tree: Tree, parts: dict[str, list[str]], read: Callable[[Tree, str], Split]) -> ImageSet:
