@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from codecl.errors import ConfigError
 from codecl.exchange import digest
 from codecl.peers import certificates
 from codecl.peers.decisions import JoinPoint, Rounds, Timeouts
-from codecl.peers.exchange import Peers
 from codecl.peers.fleet import Member
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.links import Links
@@ -29,7 +28,6 @@ from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 
-OnEvent = Callable[[Event], None]
 COMMITS = "commits"  # the folder of what each task left, in the run's own
 
 
@@ -44,7 +42,7 @@ def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
     return record.folder_of(config, out) / f"agent-{agent}"
 
 
-def take_part(member: Member, out: Path | None = None, again: bool = False, on_event: OnEvent | None = None) -> Taken:
+def take_part(member: Member, out: Path | None = None, again: bool = False) -> Taken:
     """Train as this agent of the fleet, with its neighbours, to the end; or give back what is recorded already."""
     config, agent = _own(member), member.identity.agent
     device = device_of(member.settings.device)
@@ -57,7 +55,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     rules, identity = member.fleet.peers, identity_of(member)
     timeouts = Timeouts(rules.deadline, rules.silence, rules.meet)
     with computing(device), seeded(config.seed, "trial", device):
-        setup, state = assemble(config, module, dealt, device, partial(Peers, identity=identity, timeouts=timeouts))
+        setup, state = assemble(config, module, dealt, device, partial(Node, identity=identity, timeouts=timeouts))
     _check_images(setup, agent, rules.min_images)
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
@@ -67,7 +65,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     if going_on:
         history.load(book.folder / COMMITS, identity.fleet, config.agents, identity.check)
     with computing(device), seeded(config.seed, f"dropout/{agent}", device):
-        return PeerRun(setup, state, history, book, member, on_event).run()
+        return PeerRun(setup, state, history, book, member).run()
 
 
 def _check_images(setup: Setup, agent: int, min_images: int) -> None:
@@ -79,15 +77,19 @@ def _check_images(setup: Setup, agent: int, min_images: int) -> None:
 
 def identity_of(member: Member) -> NodeIdentity:
     """Who this agent is, and how it signs and checks what others signed."""
-    sign = partial(certificates.sign, member.identity.key)
-    return NodeIdentity(member.identity.agent, member.fleet.name, sign, partial(_is_signed, member))
+
+    def check(agent: int, data: bytes, signature: bytes) -> bool:
+        return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
+
+    return NodeIdentity(
+        member.identity.agent, member.fleet.name, partial(certificates.sign, member.identity.key), check
+    )
 
 
 def connect(member: Member, node: Node) -> Links:
     """Links that fill this node."""
     addresses = {agent: address.target for agent, address in enumerate(member.fleet.addresses)}
-    addresses |= member.settings.reach
-    return Links(member.identity, addresses, member.listen, node, node.max_bytes, node.inbox.max_rows)
+    return Links(node, member.identity, addresses | member.settings.reach, member.listen)
 
 
 def _own(member: Member) -> RunConfig:
@@ -101,10 +103,6 @@ def _own(member: Member) -> RunConfig:
         return config
     mine = str((member.folder / member.settings.data.local_path).resolve())
     return configs.validate(configs.merge(config.model_dump(mode="json"), {"data": {"local_path": mine}}))
-
-
-def _is_signed(member: Member, agent: int, data: bytes, signature: bytes) -> bool:
-    return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
 
 
 def _begun(folder: Path, member: Member) -> bool:
@@ -134,19 +132,11 @@ def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) 
 class PeerRun:
     """A run of one agent among peers."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        start: State,
-        history: History,
-        book: record.Record,
-        member: Member,
-        on_event: OnEvent | None,
-    ) -> None:
+    def __init__(self, setup: Setup, start: State, history: History, book: record.Record, member: Member) -> None:
         self.setup, self.first, self.history, self.book, self.member = setup, start, history, book, member
-        assert isinstance(setup.exchange, Peers)
-        self.node, self.device = setup.exchange.node, setup.exchange.device
-        self.on_event, self.missed = on_event, 0
+        assert isinstance(setup.exchange, Node)
+        self.node: Node = setup.exchange
+        self.missed = 0
 
     def run(self) -> Taken:
         finished, tasks = False, len(self.setup.tasks)
@@ -158,10 +148,9 @@ class PeerRun:
             self.node.linger()
             finished = True
         finally:
-            self.node.close()
+            links = {peer: count.model_dump() for peer, count in self.node.close().items()}
             self._notes()
             status: Status = "degraded" if self.node.journal.degraded else "complete"
-            links = {peer: count.model_dump() for peer, count in self.node.link_bytes().items()}
             self.book.fact({"kind": "links", "links": links, "missed": self.missed})
             results = self.book.close(status if finished else "partial")
         return Taken(results, self.book.folder)
@@ -202,7 +191,7 @@ class PeerRun:
         return Rounds(training, training + self.setup.topology.agree_rounds)
 
     def _position(self, point: JoinPoint) -> TaskPosition:
-        row_D = point.row_D.to(self.device)
+        row_D = point.row_D.to(self.node.device)
         if self.setup.train.momentum:
             row_D = torch.cat([row_D, torch.zeros_like(row_D)])
         carry = row_D.expand(self.setup.topology.agents, -1)
@@ -215,7 +204,7 @@ class PeerRun:
         """From the commits alone: agents that hold the same ones hold the same state."""
         state = self.first
         for commit in self.history.commits:
-            tensors = {name: value.to(self.device) for name, value in commit.tensors.items()}
+            tensors = {name: value.to(self.node.device) for name, value in commit.tensors.items()}
             state = unpack(self.setup, state, tensors)._replace(norms=(*state.norms, {}))
         return state
 
@@ -232,8 +221,6 @@ class PeerRun:
             self.book.event(event)
         if isinstance(event, Flooded):
             self.history.save(self.book.folder / COMMITS)
-        if self.on_event:
-            self.on_event(event)
 
     def _notes(self) -> None:
         for note in self.node.journal.take_notes():
