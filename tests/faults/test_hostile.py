@@ -32,7 +32,7 @@ from codecl.peers.decisions import Timeouts
 from codecl.peers.fleet import PeersConfig
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History
-from codecl.peers.links import QUIET_S, RateLimitedLog
+from codecl.peers.journal import QUIET_S, RateLimitedLog
 from codecl.peers.node import Node
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
@@ -126,7 +126,7 @@ def victim(nodes, caplog):
     goes_on(nodes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    node.links._log, node.journal.log = RateLimitedLog(links.log), RateLimitedLog(links.log)
+    node.links._log, node.journal.log = RateLimitedLog(journal.log), RateLimitedLog(journal.log)
     yield node
     goes_on(nodes)
 

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,34 +18,17 @@ import grpc
 from codecl.errors import ConfigError
 from codecl.peers.certificates import Identity, agent_of, name_of
 from codecl.peers.frames import BadFrame, tensor_bytes
+from codecl.peers.journal import RateLimitedLog, log
 from codecl.train.events import LinkBytes
 
 if TYPE_CHECKING:
     from codecl.peers.node import Node
 
-log = logging.getLogger("codecl.peers")
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
 MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
-QUIET_S = 5.0  # between two lines of the log about one thing
-
-
-class RateLimitedLog:
-    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log, self._logged, self._lock = log, dict[Hashable, float](), threading.Lock()
-
-    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._logged = {known: when for known, when in self._logged.items() if now - when < QUIET_S}
-            if topic in self._logged:
-                return
-            self._logged[topic] = now
-        self._log.log(level, line, *about)
 
 
 @dataclass
@@ -290,12 +273,12 @@ class Links:
         return link.why
 
     def _up(self, link: Link) -> None:
+        link.put(b"")  # before anything else, so that the other side knows
         with self._lock:
             before = self._links.get(link.peer)
             self._links[link.peer] = link
         if before:
             before.close("it dialled again")
-        link.put(b"")  # so that the other side knows
         self.node.link_changed(link.peer, True, "")
 
     def _down(self, link: Link) -> None:

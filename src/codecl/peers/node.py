@@ -113,9 +113,10 @@ class Node:
         """`max_bytes`: of tensors that any message may have."""
         self.history, self.tasks, self.max_bytes = history, tasks, max_bytes
         self.position = self.position._replace(task=len(history.commits))
-        self.links = connect(self)
-        self.outbox = Outbox(self.links, self._header)
-        self.links.connect_only(self.neighbours.all)
+        with self._changed:  # who dials us at once waits until we can answer
+            self.links = connect(self)
+            self.outbox = Outbox(self.links, self._header)
+            self.links.connect_only(self.neighbours.all)
         self._heartbeat.start()
 
     def close(self) -> dict[str, LinkBytes]:
