@@ -32,7 +32,7 @@ from codecl.peers.decisions import Timeouts
 from codecl.peers.fleet import PeersConfig
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History
-from codecl.peers.links import QUIET_S, RateLimitedLog
+from codecl.peers.journal import QUIET_S, RateLimitedLog
 from codecl.peers.node import Node
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
@@ -70,7 +70,7 @@ class Spied(Node):
     def __init__(self, member):
         config = member.fleet.run_config()
         graph = topology.build(config.topology, config.agents, config.seed)
-        super().__init__(graph, peer.identity_of(member), Timeouts(5, 60, 60))
+        super().__init__(graph, torch.float32, torch.device("cpu"), peer.identity_of(member), Timeouts(5, 60, 60))
         self.reached = Counter()
 
     def receive(self, peer, data):
@@ -126,7 +126,7 @@ def victim(nodes, caplog):
     goes_on(nodes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    node.links._log, node.journal.log = RateLimitedLog(links.log), RateLimitedLog(links.log)
+    node.links._log, node.journal.log = RateLimitedLog(journal.log), RateLimitedLog(journal.log)
     yield node
     goes_on(nodes)
 
@@ -590,10 +590,9 @@ def test_what_is_on_its_way_when_an_agent_ends_still_leaves(tmp_path, quick, lea
         until(lambda: leaver in ours.links.up and ME in theirs.links.up)
         for _ in range(30):
             assert theirs.outbox.send_commit(ME, theirs.history.commits[0])
-        theirs.close()
-        sent = theirs.link_bytes()[str(ME)].sent
+        sent = theirs.close()[str(ME)].sent
         assert sent >= 30 << 20
-        until(lambda: ours.link_bytes()[str(leaver)].received == sent)
+        until(lambda: ours.links.traffic[str(leaver)].received == sent)
         until(lambda: leaver not in ours.links.up)
 
 
@@ -603,7 +602,7 @@ def test_what_is_on_its_way_when_an_agent_ends_still_leaves(tmp_path, quick, lea
 class NoLinks:
     """Takes everything and says nothing."""
 
-    up = frozenset({HOSTILE})
+    up, traffic = frozenset({HOSTILE}), {}
 
     def link_to(self, peer):
         return SimpleNamespace(waiting=0, put=lambda data, may_drop=False: None)

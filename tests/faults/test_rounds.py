@@ -16,9 +16,9 @@ from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
 from codecl.peers.decisions import ReceivedRow, Timeouts
-from codecl.peers.exchange import Peers
 from codecl.peers.frames import FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
+from codecl.peers.node import Node
 
 pytestmark = pytest.mark.alone
 
@@ -39,7 +39,7 @@ class Air:
 
 class Links:
     def __init__(self, air, me):
-        self.air, self.me, self.up, self._in = air, me, set(), queue.SimpleQueue()
+        self.air, self.me, self.up, self.traffic, self._in = air, me, set(), {}, queue.SimpleQueue()
         threading.Thread(target=self._arriving, daemon=True).start()
 
     def connect_only(self, peers):
@@ -60,24 +60,24 @@ class Links:
         self._in.put(None)
 
 
-def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.5) -> tuple[torch.Tensor, list[Peers]]:
-    """Rows of all agents before and after each round of plain gossip [rounds + 1, N, 3], and the peers."""
+def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.5) -> tuple[torch.Tensor, list[Node]]:
+    """Rows of all agents before and after each round of plain gossip [rounds + 1, N, 3], and their nodes."""
     graph = topology.build(TopologyConfig(name=name), agents, 0)
     air, timeouts = Air(lost), Timeouts(deadline, 30, 20)
     identities = [NodeIdentity(agent, "f", lambda data: b"", lambda *_: True) for agent in range(agents)]
-    peers = [Peers(graph, torch.float64, CPU, identity, timeouts) for identity in identities]
-    for one in peers:
-        one.node.open(History(bytes(32), ()), 1, 1 << 16, air.links)
+    nodes = [Node(graph, torch.float64, CPU, identity, timeouts) for identity in identities]
+    for one in nodes:
+        one.open(History(bytes(32), ()), 1, 1 << 16, air.links)
     history = torch.zeros(rounds + 1, agents, 3, dtype=torch.float64)
     history[0] = torch.randn(agents, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     meeting = threading.Barrier(agents)
 
     def live(agent: int) -> None:
-        peers[agent].node.meet()
+        nodes[agent].meet()
         meeting.wait()
         rows = history[0, agent][None]
         for number in range(rounds):
-            rows = peers[agent].start(rows, "train").wait()
+            rows = nodes[agent].start(rows, "train").wait()
             history[number + 1, agent] = rows[0]
 
     threads = [threading.Thread(target=live, args=(agent,)) for agent in range(agents)]
@@ -86,13 +86,13 @@ def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    for one in peers:
-        one.node.close()
-    return history, peers
+    for one in nodes:
+        one.close()
+    return history, nodes
 
 
-def missed(peers: Peers) -> set[tuple[int, int]]:
-    return set(peers.node.journal.take_missed())
+def missed(node: Node) -> set[tuple[int, int]]:
+    return set(node.journal.take_missed())
 
 
 def mixing(graph: Topology) -> torch.Tensor:
@@ -100,11 +100,11 @@ def mixing(graph: Topology) -> torch.Tensor:
 
 
 def test_with_nobody_missing_a_round_is_a_product_with_the_mixing_matrix():
-    history, peers = gossip("torus", 6, 5, lambda *_: False, deadline=20)
-    matrix = mixing(peers[0].topology)
+    history, nodes = gossip("torus", 6, 5, lambda *_: False, deadline=20)
+    matrix = mixing(nodes[0].neighbours.topology)
     for before, after in pairwise(history):
         torch.testing.assert_close(after, matrix @ before, rtol=0, atol=1e-14)
-    assert not any(missed(one) for one in peers)
+    assert not any(missed(one) for one in nodes)
 
 
 def test_the_weight_of_one_that_is_not_heard_goes_to_the_agent_itself():
@@ -113,14 +113,14 @@ def test_the_weight_of_one_that_is_not_heard_goes_to_the_agent_itself():
     def lost(source, sink, frame):
         return (source, sink, frame.kind) == (1, 2, FrameKind.ROW) and frame.position.step == 1
 
-    history, peers = gossip("ring", 4, 3, lost)
-    matrix = mixing(peers[0].topology)
+    history, nodes = gossip("ring", 4, 3, lost)
+    matrix = mixing(nodes[0].neighbours.topology)
     torch.testing.assert_close(history[1], matrix @ history[0], rtol=0, atol=1e-14)
     deaf = matrix.clone()
     deaf[2, 2], deaf[2, 1] = 1, 0
     torch.testing.assert_close(history[2], deaf @ history[1], rtol=0, atol=1e-14)
-    assert (1, 1) in missed(peers[2])
-    assert not any(missed(one) for agent, one in enumerate(peers) if agent != 2)
+    assert (1, 1) in missed(nodes[2])
+    assert not any(missed(one) for agent, one in enumerate(nodes) if agent != 2)
 
 
 def test_on_a_link_that_goes_both_ways_both_leave_out_the_pair_and_the_mean_is_kept():
@@ -129,23 +129,23 @@ def test_on_a_link_that_goes_both_ways_both_leave_out_the_pair_and_the_mean_is_k
     def lost(source, sink, frame):
         return (source, sink, frame.kind) == (0, 1, FrameKind.ROW) and 2 <= frame.position.step <= 5
 
-    history, peers = gossip("ring-undirected", 4, 9, lost)
+    history, nodes = gossip("ring-undirected", 4, 9, lost)
     means = history.mean(1)
     for step in (0, 1, 3, 4, 5, 6, 7, 8):
         torch.testing.assert_close(means[step + 1], means[step], rtol=0, atol=1e-14, msg=f"step {step}")
     assert not torch.allclose(means[3], means[2], rtol=0, atol=1e-14)  # in step 2 only one of them could know
-    assert {step for step, peer in missed(peers[1]) if peer == 0} >= {2, 3, 4, 5}
-    assert {step for step, peer in missed(peers[0]) if peer == 1} >= {3, 4, 5}
-    matrix = mixing(peers[0].topology)
+    assert {step for step, peer in missed(nodes[1]) if peer == 0} >= {2, 3, 4, 5}
+    assert {step for step, peer in missed(nodes[0]) if peer == 1} >= {3, 4, 5}
+    matrix = mixing(nodes[0].neighbours.topology)
     torch.testing.assert_close(history[9], matrix @ history[8], rtol=0, atol=1e-14)  # and it is taken back
 
 
 def test_a_row_that_is_not_finite_is_left_out():
-    history, peers = gossip("complete", 3, 1, lambda *_: False)
+    history, nodes = gossip("complete", 3, 1, lambda *_: False)
     assert history.isfinite().all()
-    node = peers[0].node
+    node = nodes[0]
     bad = torch.tensor([1.0, float("nan"), 0.0], dtype=torch.float64)
     node.inbox.rows[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
     node.live = {1: Position(0, 0)}
-    found = peers[0].start(torch.ones(1, 3, dtype=torch.float64), "train").wait()
+    found = node.start(torch.ones(1, 3, dtype=torch.float64), "train").wait()
     assert found.isfinite().all()

@@ -12,8 +12,8 @@ import torch
 from codecl.peers import agent as peer
 from codecl.peers import fleet
 from codecl.peers.decisions import Timeouts
-from codecl.peers.exchange import Peers
 from codecl.peers.history import History
+from codecl.peers.node import Node
 from tests.parity.spread import story
 
 
@@ -24,17 +24,16 @@ def main(folder: Path, agent: int, cases: list[str]) -> None:
         opened = []
 
         def joined(graph, dtype, device, member=member, opened=opened):
-            peers = Peers(graph, dtype, device, peer.identity_of(member), Timeouts(None, 60, 60))
-            peers.node.open(History(bytes(32), ()), 2, 1 << 24, partial(peer.connect, member))
-            peers.node.meet()
-            opened.append(peers.node)
-            return peers
+            node = Node(graph, dtype, device, peer.identity_of(member), Timeouts(None, 60, 60))
+            node.open(History(bytes(32), ()), 2, 1 << 24, partial(peer.connect, member))
+            node.meet()
+            opened.append(node)
+            return node
 
         found[case] = story(case, joined)
         (node,) = opened
         node.linger()
-        node.close()
-        found[case]["links"] = {other: count.model_dump() for other, count in node.link_bytes().items()}
+        found[case]["links"] = {other: count.model_dump() for other, count in node.close().items()}
         found[case]["missed"] = len(node.journal.take_missed())
     torch.save(found, folder / f"{agent}.pt")
 

@@ -48,7 +48,7 @@ def init(
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
     made = fleet.init(config, addresses, _peers(deadline, silence), out)
-    _tell(out, made)
+    _show(out, made)
 
 
 @peer.command()
@@ -112,12 +112,12 @@ def _one_config(
     """A preset with several methods gives its first."""
     from codecl.runs import grid
 
-    found = list(grid.configs(preset, method, agents, topology, None if seed is None else str(seed), settings))
+    configs = list(grid.configs(preset, method, agents, topology, None if seed is None else str(seed), settings))
     if method is None:
-        found = [config for config in found if config.method.name == found[0].method.name]
-    if len(found) > 1:
-        raise ConfigError(f"a fleet runs one config, these are {len(found)}: give one --method, --agents, --topology")
-    return found[0]
+        configs = [config for config in configs if config.method.name == configs[0].method.name]
+    if len(configs) > 1:
+        raise ConfigError(f"a fleet runs one config, these are {len(configs)}: give one --method, --agents, --topology")
+    return configs[0]
 
 
 def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
@@ -130,15 +130,14 @@ def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
     try:
         lines = hosts.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "not a text file"
-        raise ConfigError(
-            f"--hosts: {hosts} cannot be read ({said}); it should hold a line HOST:PORT an agent"
-        ) from error
+        why = getattr(error, "strerror", None) or "not a text file"
+        line = f"--hosts: {hosts} cannot be read ({why}); it should hold a line HOST:PORT an agent"
+        raise ConfigError(line) from error
     texts = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
-    found = [address_of(text, f"{hosts}:{number}") for number, text in texts if text]
-    if not found:
+    addresses = [address_of(text, f"{hosts}:{number}") for number, text in texts if text]
+    if not addresses:
         raise ConfigError(f"--hosts: {hosts} holds no addresses; write a line HOST:PORT for each agent")
-    return found
+    return addresses
 
 
 def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
@@ -150,7 +149,7 @@ def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
     return yamlfile.checked(PeersConfig, fields, "peers")
 
 
-def _tell(out: Path, made: list[Path]) -> None:
+def _show(out: Path, made: list[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from codecl.errors import ConfigError, DataError
 from codecl.exchange import digest
 from codecl.peers import certificates
 from codecl.peers.decisions import JoinPoint, Rounds, Timeouts
-from codecl.peers.exchange import Peers
 from codecl.peers.fleet import Member
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.links import Links
@@ -40,7 +39,6 @@ from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 
-OnEvent = Callable[[Event], None]
 COMMITS = "commits"  # the folder of what each task left, in the run's own
 
 
@@ -55,7 +53,7 @@ def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
     return run_folder_of(config, out) / f"agent-{agent}"
 
 
-def take_part(member: Member, out: Path | None = None, again: bool = False, on_event: OnEvent | None = None) -> Taken:
+def take_part(member: Member, out: Path | None = None, again: bool = False) -> Taken:
     """Train as this agent of the fleet, with its neighbours, to the end; or give back what is recorded already."""
     config, agent = _own(member), member.identity.agent
     device = device_of(member.settings.device)
@@ -66,9 +64,9 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     data = task_data(config, None, device, alone=True)
     rules, identity = member.fleet.peers, identity_of(member)
     timeouts = Timeouts(rules.deadline, rules.silence, rules.meet)
-    peers = partial(Peers, identity=identity, timeouts=timeouts)
+    node = partial(Node, identity=identity, timeouts=timeouts)
     with compute_settings(device), seeded(config.seed, "trial", device):
-        setup, state = build_setup(config, data, device, exchange=peers)
+        setup, state = build_setup(config, data, device, exchange=node)
     _check_images(setup, agent, rules.min_images)
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
@@ -78,7 +76,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False, on_e
     if going_on:
         history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
     with compute_settings(device), seeded(config.seed, f"dropout/{agent}", device):
-        return PeerRun(setup, state, history, writer, member, on_event).run()
+        return PeerRun(setup, state, history, writer, member).run()
 
 
 def _check_images(setup: Setup, agent: int, min_images: int) -> None:
@@ -90,15 +88,19 @@ def _check_images(setup: Setup, agent: int, min_images: int) -> None:
 
 def identity_of(member: Member) -> NodeIdentity:
     """Who this agent is, and how it signs and checks what others signed."""
-    sign = partial(certificates.sign, member.identity.key)
-    return NodeIdentity(member.identity.agent, member.fleet.name, sign, partial(_is_signed, member))
+
+    def check(agent: int, data: bytes, signature: bytes) -> bool:
+        return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
+
+    return NodeIdentity(
+        member.identity.agent, member.fleet.name, partial(certificates.sign, member.identity.key), check
+    )
 
 
 def connect(member: Member, node: Node) -> Links:
     """Links that fill this node."""
     addresses = {agent: address.target for agent, address in enumerate(member.fleet.addresses)}
-    addresses |= member.settings.reach
-    return Links(member.identity, addresses, member.listen, node, node.max_bytes, node.inbox.max_rows)
+    return Links(node, member.identity, addresses | member.settings.reach, member.listen)
 
 
 def _own(member: Member) -> RunConfig:
@@ -112,10 +114,6 @@ def _own(member: Member) -> RunConfig:
         return config
     mine = str((member.folder / member.settings.data.local_path).resolve())
     return configs.validate(configs.merge(config.model_dump(mode="json"), {"data": {"local_path": mine}}))
-
-
-def _is_signed(member: Member, agent: int, data: bytes, signature: bytes) -> bool:
-    return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
 
 
 def _begun(folder: Path, member: Member) -> bool:
@@ -145,19 +143,11 @@ def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) 
 class PeerRun:
     """A run of one agent among peers."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        start: State,
-        history: History,
-        writer: RunWriter,
-        member: Member,
-        on_event: OnEvent | None,
-    ) -> None:
+    def __init__(self, setup: Setup, start: State, history: History, writer: RunWriter, member: Member) -> None:
         self.setup, self.first, self.history, self.writer, self.member = setup, start, history, writer, member
-        assert isinstance(setup.exchange, Peers)
-        self.node, self.device = setup.exchange.node, setup.exchange.device
-        self.on_event, self.missed = on_event, 0
+        assert isinstance(setup.exchange, Node)
+        self.node: Node = setup.exchange
+        self.missed = 0
 
     def run(self) -> Taken:
         finished, tasks = False, len(self.setup.tasks)
@@ -169,10 +159,10 @@ class PeerRun:
             self.node.linger()
             finished = True
         finally:
-            self.node.close()
+            links = self.node.close()
             self._notes()
             status: Status = "degraded" if self.node.journal.degraded else "complete"
-            self.writer.event(LinksClosed(links=self.node.link_bytes(), missed=self.missed))
+            self.writer.event(LinksClosed(links=links, missed=self.missed))
             metrics = self.writer.close(status if finished else "partial")
         return Taken(metrics, self.writer.folder)
 
@@ -217,7 +207,7 @@ class PeerRun:
         return Rounds(training, training + self.setup.topology.agree_rounds)
 
     def _position(self, point: JoinPoint) -> TaskPosition:
-        row_D = point.row_D.to(self.device)
+        row_D = point.row_D.to(self.node.device)
         if self.setup.train.momentum:
             row_D = torch.cat([row_D, torch.zeros_like(row_D)])
         carry = row_D.expand(self.setup.topology.agents, -1)
@@ -230,7 +220,7 @@ class PeerRun:
         """From the commits alone: agents that hold the same ones hold the same state."""
         state = self.first
         for commit in self.history.commits:
-            tensors = {name: value.to(self.device) for name, value in commit.tensors.items()}
+            tensors = {name: value.to(self.node.device) for name, value in commit.tensors.items()}
             state = unpack(self.setup, state, tensors)._replace(norms=(*state.norms, {}))
         return state
 
@@ -245,8 +235,6 @@ class PeerRun:
             self.writer.event(event)
         if isinstance(event, Flooded):
             self.history.save(self.writer.folder / COMMITS)
-        if self.on_event:
-            self.on_event(event)
 
     def _notes(self) -> None:
         for note in self.node.journal.take_notes():

@@ -13,6 +13,7 @@ from torch import Tensor
 from codecl.peers.frames import Position
 
 FRESH_S = 2.0  # signs of life come twice a second
+Rank = tuple[int, int, int, bytes]
 JOIN_AHEAD = 4  # steps ahead of a neighbour's newest row at which a returning agent joins
 
 
@@ -61,14 +62,6 @@ class JoinPoint(NamedTuple):
     step: int
     row_D: Tensor
     agreed: bool = False  # the others are at the task's end
-
-
-class Claim(NamedTuple):
-    """What decides between two commits of one task: who lived, as its grower saw it; the grower; its id."""
-
-    living: Sequence[int]
-    grower: int
-    id: bytes
 
 
 class RowFate(Enum):
@@ -146,10 +139,10 @@ def join_point(
     return JoinPoint(rounds.all, last.row_D, agreed=True) if furthest >= rounds.all else None
 
 
-def rank(claim: Claim) -> tuple[int, int, int, bytes]:
-    """Of commits of one task the one of lowest rank stands: that of the larger part of the fleet; of equal parts that
+def commit_rank(living: Sequence[int], grower: int, id: bytes) -> Rank:
+    """Of commits of one task that of the lowest rank stands: that of the larger part of the fleet; of equal parts that
     with the lowest agent. Law: everyone decides alike, and never for both of two."""
-    return -len(claim.living), min(claim.living), claim.grower, claim.id
+    return -len(living), min(living), grower, id
 
 
 def common_length(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:

@@ -134,23 +134,18 @@ class AgentFile(BaseModel):
         LocalDataConfig(), description="local_path: path of this agent's own data; null: its shard"
     )
 
-    @field_validator("listen")
-    @classmethod
-    def _an_address(cls, listen: str) -> str:
-        if listen:
-            address_of(listen, "listen")
-        return listen
-
-    @field_validator("reach")
-    @classmethod
-    def _addresses(cls, reach: dict[int, str]) -> dict[int, str]:
-        for text in reach.values():
+    @model_validator(mode="after")
+    def _addresses(self) -> Self:
+        for text in filter(None, [self.listen]):
+            address_of(text, "listen")
+        for text in self.reach.values():
             address_of(text, "reach")
-        return reach
+        return self
 
     def dump(self) -> str:
-        parts = [(type(self).model_fields[key].description, {key: value}) for key, value in self.model_dump().items()]
-        return "".join(f"# {about}\n{yamlfile.dump(part)}" for about, part in parts)
+        fields = type(self).model_fields
+        values = self.model_dump().items()
+        return "".join(f"# {fields[name].description}\n{yamlfile.dump({name: value})}" for name, value in values)
 
 
 class Member(NamedTuple):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from codecl.exchange.base import digest
 from codecl.files import replacing
 from codecl.peers import decisions
-from codecl.peers.decisions import Claim
+from codecl.peers.decisions import Rank
 from codecl.peers.frames import BadFrame
 
 Sign = Callable[[bytes], bytes]
@@ -35,44 +36,23 @@ class NodeIdentity(NamedTuple):
     check: Check
 
 
-FIELDS = ("fleet", "task", "grower", "part", "before", "tensors")  # as they travel
-
-
-class Manifest(NamedTuple):
+class Manifest(BaseModel):
     """What a commit's grower signed."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
 
     fleet: str
     task: int
     grower: int
-    living: list[int]  # agents, as the grower saw it
+    living: list[int] = Field(alias="part")  # agents, as the grower saw it
     before: str  # the id of the commit that this one follows, in hex
-    digests: dict[str, str]  # of each tensor
-
-    def encode(self) -> bytes:
-        return json.dumps(dict(zip(FIELDS, self, strict=True)), sort_keys=True).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> "Manifest":
-        fields = json.loads(data)
-        return cls(*(fields[name] for name in FIELDS))
+    digests: dict[str, str] = Field(alias="tensors")
 
     def fits(self, fleet: str, agents: int) -> bool:
-        """Whether all is of the right type, and of this fleet."""
-        living = self.living
-        return (
-            self.fleet == fleet
-            and _is_number(self.task, 1 << 32)
-            and _is_number(self.grower, agents)
-            and isinstance(self.digests, dict)
-            and isinstance(self.before, str)
-            and bool(living)
-            and all(_is_number(agent, agents) for agent in living)
-            and len({*living}) == len(living)
-        )
-
-
-def _is_number(value: Any, below: int) -> bool:
-    return isinstance(value, int) and 0 <= value < below
+        """Whether it can be of this fleet."""
+        known = {*self.living} | {self.grower} <= {*range(agents)}
+        alone = 0 < len(self.living) == len({*self.living})
+        return self.fleet == fleet and known and alone and 0 <= self.task < 1 << 32
 
 
 class Commit(NamedTuple):
@@ -88,12 +68,11 @@ class Commit(NamedTuple):
 
     @property
     def facts(self) -> Manifest:
-        return Manifest.decode(self.manifest)
+        return Manifest.model_validate_json(self.manifest)
 
     @property
-    def claim(self) -> Claim:
-        facts = self.facts
-        return Claim(facts.living, facts.grower, self.id)
+    def rank(self) -> Rank:
+        return decisions.commit_rank(self.facts.living, self.facts.grower, self.id)
 
     @property
     def is_complete(self) -> bool:
@@ -105,7 +84,8 @@ def sign_commit(
 ) -> Commit:
     """What this agent grew in a task, after the commit `before`, while these agents lived."""
     digests = {name: digest({name: value}) for name, value in tensors.items()}
-    manifest = Manifest(identity.fleet, task, identity.agent, sorted(living), before.hex(), digests).encode()
+    about = {"fleet": identity.fleet, "task": task, "grower": identity.agent, "before": before.hex()}
+    manifest = json.dumps({**about, "part": sorted(living), "tensors": digests}, sort_keys=True).encode()
     return Commit(manifest, identity.sign(manifest), dict(tensors))
 
 
@@ -113,10 +93,9 @@ def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
     """The commit, if it is of this fleet, signed by its grower, and its tensors are those that the manifest names."""
     try:
         facts = commit.facts
-        fits = facts.fits(fleet, agents)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadFrame(f"a commit whose manifest cannot be read ({error})") from error
-    if not fits:
+    except ValidationError as error:
+        raise BadFrame(f"a commit whose manifest cannot be read ({error.errors()[0]['msg']})") from error
+    if not facts.fits(fleet, agents):
         raise BadFrame("a commit whose manifest does not fit this fleet")
     title, grower = f"a commit of task {facts.task + 1}", facts.grower
     if not check(grower, commit.manifest, commit.signature):
@@ -129,7 +108,7 @@ def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
 
 def best(commits: Iterable[Commit]) -> Commit | None:
     """The one that stands, of commits of one task."""
-    return min(commits, key=lambda commit: decisions.rank(commit.claim), default=None)
+    return min(commits, key=lambda commit: commit.rank, default=None)
 
 
 class History:
@@ -162,7 +141,7 @@ class History:
         facts = commit.facts
         if facts.task >= len(self.commits) or facts.before != self.ids[facts.task].hex():
             return False
-        return decisions.rank(commit.claim) < decisions.rank(self.commits[facts.task].claim)
+        return commit.rank < self.commits[facts.task].rank
 
     def is_completed_by(self, commit: Commit) -> bool:
         """Whether we hold some of it, as our newest."""

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from codecl.exchange.base import Tensors
-from codecl.peers.decisions import ReceivedRow
+from codecl.peers import decisions
+from codecl.peers.decisions import NewestRow, ReceivedRow
 from codecl.peers.frames import Position
 from codecl.peers.history import Commit, History
 
@@ -33,10 +34,15 @@ class Inbox:
         return {peer for peer, rows in self.rows.items() if position in rows}
 
     def trim_rows(self, peer: int) -> None:
-        """The oldest row makes room."""
+        """The oldest makes room."""
         rows = self.rows[peer]
         if len(rows) > self.max_rows:
             del rows[min(rows)]
+
+    def newest_rows(self, own: Position, commit: bytes) -> dict[int, NewestRow]:
+        """By neighbour that sent any of our task after our commit."""
+        newest = {peer: decisions.newest_row(rows, own, commit) for peer, rows in self.rows.items()}
+        return {peer: row for peer, row in newest.items() if row}
 
     def add_sum(self, key: SumKey, tensors: Tensors) -> None:
         self.sums[key] = tensors

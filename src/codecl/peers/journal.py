@@ -1,16 +1,35 @@
-"""What a node has to tell the record of its run: changes in membership, and who was not heard when."""
+"""What a node has to tell: to the log, and to the record of its run."""
 
 import logging
+import threading
+import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 from codecl.peers.frames import Position
-from codecl.peers.links import RateLimitedLog
 from codecl.train.events import MemberChanged
 
 MAX_NOTES = 4096  # that wait to be recorded
+QUIET_S = 5.0  # between two lines of the log about one thing
 HARMLESS = {"connected", "disconnected"}  # changes that cost nothing by themselves
 log = logging.getLogger("codecl.peers")
+
+
+class RateLimitedLog:
+    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._logged, self._lock = log, dict[Hashable, float](), threading.Lock()
+
+    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._logged = {known: when for known, when in self._logged.items() if now - when < QUIET_S}
+            if topic in self._logged:
+                return
+            self._logged[topic] = now
+        self._log.log(level, line, *about)
 
 
 class Missed(NamedTuple):
@@ -21,7 +40,7 @@ class Missed(NamedTuple):
 
 
 class Journal:
-    """Law: what nobody takes is bounded."""
+    """Changes in membership, and who was not heard when. Law: notes that nobody takes are bounded."""
 
     def __init__(self) -> None:
         self.degraded = False  # whether anybody, as far as we know, missed anything

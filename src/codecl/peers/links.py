@@ -8,56 +8,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from codecl.errors import ConfigError
 from codecl.peers.certificates import Identity, agent_of, name_of
 from codecl.peers.frames import BadFrame, tensor_bytes
+from codecl.peers.journal import RateLimitedLog, log
+from codecl.train.events import LinkBytes
 
-log = logging.getLogger("codecl.peers")
+if TYPE_CHECKING:
+    from codecl.peers.node import Node
+
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
 MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
-QUIET_S = 5.0  # between two lines of the log about one thing
-
-
-class RateLimitedLog:
-    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log, self._logged, self._lock = log, dict[Hashable, float](), threading.Lock()
-
-    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._logged = {known: when for known, when in self._logged.items() if now - when < QUIET_S}
-            if topic in self._logged:
-                return
-            self._logged[topic] = now
-        self._log.log(level, line, *about)
-
-
-class Listener(Protocol):
-    """Who is told what happens on links, from threads of their own."""
-
-    def receive(self, peer: int, data: bytes) -> None:
-        """A frame of this agent; BadFrame closes the link."""
-        ...
-
-    def link_changed(self, peer: int, up: bool, why: str) -> None:
-        """A link is up or down, and why."""
-        ...
-
-    def admits(self, peer: int) -> bool:
-        """Whether this agent may be a neighbour now."""
-        ...
 
 
 @dataclass
@@ -83,8 +54,9 @@ class Link:
     def put(self, data: bytes, may_drop: bool = False) -> None:
         """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
         with self._changed:
-            self.counter.sent += tensor_bytes(data)
-            self.counter.headers_sent += len(data) - tensor_bytes(data)
+            size = tensor_bytes(data)
+            self.counter.sent += size
+            self.counter.headers_sent += len(data) - size
             self._out.append((data, may_drop))
             waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
             if len(waiting) > self.max_rows:
@@ -121,20 +93,11 @@ class Link:
 
 
 class Links:
-    """The connections of one agent."""
+    """The connections of one agent. Its node is told of frames and changes from threads of their own."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        addresses: Mapping[int, str],
-        listen: str,
-        listener: Listener,
-        max_bytes: int,
-        max_rows: int,
-    ) -> None:
-        self.me, self.identity, self.addresses = identity.agent, identity, addresses
-        self.listener, self.max_rows = listener, max_rows
-        self.counters: dict[int, LinkCounter] = {}  # by neighbour, over all links to it
+    def __init__(self, node: "Node", identity: Identity, addresses: Mapping[int, str], listen: str) -> None:
+        self.node, self.me, self.identity, self.addresses = node, identity.agent, identity, addresses
+        self._counters: dict[int, LinkCounter] = {}  # by neighbour, over all links to it
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
@@ -142,7 +105,7 @@ class Links:
         self._log = RateLimitedLog(log)
         self._not_before: dict[int, float] = {}  # who may dial us again, and when
         self._options = [
-            ("grpc.max_receive_message_length", max_bytes + GRPC_SLACK),
+            ("grpc.max_receive_message_length", node.max_bytes + GRPC_SLACK),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
@@ -176,6 +139,12 @@ class Links:
         with self._lock:
             return {peer for peer, link in self._links.items() if link.open}
 
+    @property
+    def traffic(self) -> dict[str, LinkBytes]:
+        """By neighbour that anything went to or came from."""
+        counts = {str(peer): vars(counter) for peer, counter in sorted(self._counters.items())}
+        return {peer: LinkBytes(**count) for peer, count in counts.items() if any(count.values())}
+
     def link_to(self, peer: int) -> Link | None:
         """The open link to this agent, if there is one."""
         with self._lock:
@@ -190,9 +159,10 @@ class Links:
             threading.Thread(target=self._dial, args=(peer, stop), name=f"dial-{peer}", daemon=True).start()
         for peer in set(self._dialled) - ours:
             self._dialled.pop(peer).set()
-        for peer in self.up - peers:
-            if link := self.link_to(peer):
-                link.close("no longer a neighbour")
+        with self._lock:
+            others = [link for peer, link in self._links.items() if peer not in peers]
+        for link in others:
+            link.close("no longer a neighbour")
 
     def close(self) -> None:
         """What is on its way out still leaves."""
@@ -212,11 +182,9 @@ class Links:
             thread.join(JOIN_S)
 
     def _dial(self, peer: int, stop: threading.Event) -> None:
-        name = name_of(self.identity.fleet, peer)
-        credentials = grpc.ssl_channel_credentials(
-            self.identity.authority, self.identity.key, self.identity.certificate
-        )
-        options = [*self._options, ("grpc.ssl_target_name_override", name)]
+        us = self.identity
+        credentials = grpc.ssl_channel_credentials(us.authority, us.key, us.certificate)
+        options = [*self._options, ("grpc.ssl_target_name_override", name_of(us.fleet, peer))]
         pause, logged = RETRY_S, ""
         with grpc.secure_channel(self.addresses[peer], credentials, options) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -241,7 +209,7 @@ class Links:
         """A neighbour has dialled us."""
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
         peer = agent_of(self.identity.fleet, names[0]) if names else None
-        if peer is None or peer >= self.me or not self.listener.admits(peer):
+        if peer is None or peer >= self.me or not self.node.admits(peer):
             who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
             line = "refused: %s from %s is no neighbour that dials agent %d"
             self._log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
@@ -257,7 +225,7 @@ class Links:
         yield from link.frames()
 
     def _new_link(self, peer: int) -> Link:
-        return Link(peer, self.max_rows, self.counters.setdefault(peer, LinkCounter()))
+        return Link(peer, self.node.inbox.max_rows, self._counters.setdefault(peer, LinkCounter()))
 
     def _admitted(self, peer: int) -> bool:
         """Whoever dials over and over, or sent what does not fit, has to wait."""
@@ -283,7 +251,7 @@ class Links:
                 if data:
                     link.counter.received += tensor_bytes(data)
                     link.counter.headers_received += len(data) - tensor_bytes(data)
-                    self.listener.receive(link.peer, data)
+                    self.node.receive(link.peer, data)
                 if not link.open:
                     break
             link.close("it closed the link")
@@ -305,13 +273,13 @@ class Links:
         return link.why
 
     def _up(self, link: Link) -> None:
+        link.put(b"")  # before anything else, so that the other side knows
         with self._lock:
             before = self._links.get(link.peer)
             self._links[link.peer] = link
         if before:
             before.close("it dialled again")
-        link.put(b"")  # so that the other side knows
-        self.listener.link_changed(link.peer, True, "")
+        self.node.link_changed(link.peer, True, "")
 
     def _down(self, link: Link) -> None:
         with self._lock:
@@ -319,4 +287,4 @@ class Links:
             if current:
                 del self._links[link.peer]
         if current:
-            self.listener.link_changed(link.peer, False, link.why)
+            self.node.link_changed(link.peer, False, link.why)

@@ -11,8 +11,8 @@ from codecl.exchange.topology import Matrix, Topology, healed
 class Changes(NamedTuple):
     """What the death or return of agents changed."""
 
-    died: list[int]
-    returned: list[int]
+    dead: list[int]
+    alive: list[int]
     linked: list[int]
     unlinked: list[int]
 
@@ -49,12 +49,12 @@ class Neighbours:
 
     def heal(self, dead: Collection[int]) -> Changes:
         """From now on these are dead."""
-        known, before, self.dead = self.dead, self.all, frozenset(dead)
+        known, before = self.dead, self.all
+        self.dead = frozenset(dead)
         mixing, graph = self.topology.mixing, self.topology.graph
         if dead:
             mixing = healed(mixing, dead)
             graph = nx.DiGraph([(j, i) for i in self.living for j in mixing[i].nonzero()[0] if i != j])
             graph.add_nodes_from(self.living)
         self._use(mixing, graph)
-        parts = self.dead - known, known - self.dead, self.all - before, before - self.all
-        return Changes(*map(sorted, parts))
+        return Changes(*map(sorted, (self.dead - known, known - self.dead, self.all - before, before - self.all)))

@@ -1,19 +1,23 @@
-"""One peer among its neighbours: where it is, what they sent and said, who is waited for. The training thread calls its
-verbs, the threads that read its links hand in frames; each verb takes the lock itself.
+"""One agent a process, linked to its neighbours and to nobody else. Training goes on when a neighbour is slow, cut off
+or dead; whoever comes back takes up the others' task, commit and step.
 
-Shapes: D numbers of a row of coordinates.
+The training thread calls the verbs of a node, the threads that read its links hand in frames; each verb takes the lock
+itself, and nobody else does.
+
+Shapes: D numbers of a row of coordinates; the one agent here is a row of its own, [1, D].
 """
 
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from codecl.exchange.base import Tensors, Traffic
+from codecl.exchange.base import Flood, Tensors, Traffic, digest
 from codecl.exchange.topology import Topology
 from codecl.peers import decisions, frames
 from codecl.peers import history as histories
@@ -31,6 +35,12 @@ from codecl.train.events import LinkBytes
 TICK_S = 0.1
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 REQUEST_S = 0.5  # between two requests for commits
+HEALED = {
+    "dead": "nothing heard of it for {:g} s",
+    "alive": "",
+    "linked": "heals the graph",
+    "unlinked": "the graph is whole again",
+}
 BEAT_STEPS = 4  # between signs to those whom we hear and who do not hear us
 
 
@@ -68,10 +78,16 @@ class GossipRound(NamedTuple):
 
 
 class Node:
-    """Law: what does not fit is refused before it is kept; what is kept is bounded."""
+    """The exchange of one peer. Law: with nobody missing, gives what `simulated` gives to this agent, and counts what
+    leaves it; what does not fit is refused before it is kept, and what is kept is bounded."""
 
-    def __init__(self, topology: Topology, identity: NodeIdentity, timeouts: Timeouts) -> None:
-        agents, self.agent = topology.agents, identity.agent
+    on_device = False
+
+    def __init__(
+        self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, timeouts: Timeouts
+    ) -> None:
+        agents, self.agent, self.device = topology.agents, identity.agent, device
+        self.agents: Sequence[int] = (identity.agent,)
         self.identity, self.timeouts, self.traffic, self.journal = identity, timeouts, Traffic(), Journal()
         self.neighbours = Neighbours(topology, self.agent)
         self.membership = Membership(agents, self.agent, timeouts.silence if timeouts.deadline else float("inf"))
@@ -97,34 +113,26 @@ class Node:
         """`max_bytes`: of tensors that any message may have."""
         self.history, self.tasks, self.max_bytes = history, tasks, max_bytes
         self.position = self.position._replace(task=len(history.commits))
-        self.links = connect(self)
-        self.outbox = Outbox(self.links, self._header)
-        self.links.connect_only(self.neighbours.all)
+        with self._changed:  # who dials us at once waits until we can answer
+            self.links = connect(self)
+            self.outbox = Outbox(self.links, self._header)
+            self.links.connect_only(self.neighbours.all)
         self._heartbeat.start()
 
-    def close(self) -> None:
+    def close(self) -> dict[str, LinkBytes]:
+        """Gives what went over the links to each neighbour."""
         self._closing.set()
-        if self._heartbeat.ident is not None:  # it was opened
-            self.links.close()
-            self._heartbeat.join(JOIN_S)
-
-    def link_bytes(self) -> dict[str, LinkBytes]:
-        """By neighbour that anything went to or came from."""
-        counters = sorted(self.links.counters.items()) if self._heartbeat.ident is not None else []
-        return {str(peer): LinkBytes(**vars(counter)) for peer, counter in counters if any(vars(counter).values())}
+        if self._heartbeat.ident is None:  # it never was open
+            return {}
+        self.links.close()
+        self._heartbeat.join(JOIN_S)
+        return self.links.traffic
 
     def _header(self) -> dict[str, Any]:
         """What every frame says of its sender, with a new sign of life."""
         self.membership.beat(self.position)
-        return {
-            "fleet": self.identity.fleet,
-            "sender": self.agent,
-            **self.position._asdict(),
-            "commit": self.history.newest_id,
-            "busy": self.busy,
-            "degraded": self.journal.degraded,
-            **self.membership.fields(),
-        }
+        own = {"fleet": self.identity.fleet, "sender": self.agent, "commit": self.history.newest_id, "busy": self.busy}
+        return {**own, "degraded": self.journal.degraded, **self.position._asdict(), **self.membership.fields()}
 
     def _beat_regularly(self) -> None:
         every = min(0.5, self.timeouts.silence / 6)
@@ -143,14 +151,9 @@ class Node:
         if dead == self.neighbours.dead or finished or not self.met:
             return
         changes = self.neighbours.heal(dead)
-        for state, agents, why in (
-            ("dead", changes.died, f"nothing heard of it for {self.timeouts.silence:g} s"),
-            ("alive", changes.returned, ""),
-            ("linked", changes.linked, "heals the graph"),
-            ("unlinked", changes.unlinked, "the graph is whole again"),
-        ):
+        for state, agents in changes._asdict().items():
             for agent in agents:
-                self.journal.note(self.position, state, agent, why)
+                self.journal.note(self.position, state, agent, HEALED[state].format(self.timeouts.silence))
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
         self.links.connect_only(self.neighbours.all)
 
@@ -192,7 +195,10 @@ class Node:
             elif frame.kind is FrameKind.LATE:
                 self.late = max(self.late or Position(0, 0), frame.position)
             elif frame.kind is FrameKind.REQUEST:
-                self._answer_request(peer, list(header.history), with_row=bool(header.number))
+                ids = list(header.history)
+                if ids[:1] != [self.history.start]:
+                    raise BadFrame("it started from another config, seed, code or initial weights")
+                self.outbox.send_lacking(peer, ids, self.history, self._last_row if header.number else None)
             self._compare_histories(peer)
             self._changed.notify_all()
 
@@ -215,18 +221,6 @@ class Node:
             self.live[peer] = max(at, own._replace(step=own.step + 1))
             self.journal.note(own, "back", peer)
         return fate is RowFate.KEEP
-
-    def _answer_request(self, peer: int, ids: list[bytes], with_row: bool) -> None:
-        """Send commits that a neighbour lacks; where it lacks none, our last row."""
-        if ids[:1] != [self.history.start]:
-            raise BadFrame("it started from another config, seed, code or initial weights")
-        link = self.links.link_to(peer)
-        if link is None or link.waiting > 1:
-            return  # it has not taken what it asked for before; it will ask again
-        for commit in self.history.lacking(ids):
-            self.outbox.send_commit(peer, commit)
-        if with_row and self._last_row is not None and self.history.ids == ids:
-            link.put(self._last_row)
 
     def _compare_histories(self, peer: int) -> None:
         """A neighbour with another past: one of the two commits stands, so look at its own."""
@@ -255,40 +249,42 @@ class Node:
         self.position = position
         self.inbox.forget_rows(position)
 
-    def keep_pace(self) -> None:
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
+        with self._changed:
+            self._keep_pace()
+            self.busy = False
+            return self._send_row(rows_AD[0].detach(), kind)
+
+    def _keep_pace(self) -> None:
         """Wait for those who are many steps behind: one who hears nobody would run away from all. Whoever stands still
         is passed."""
-        with self._changed:
-            for waited in self._ticks():
-                self._check_sync()
-                others = {*self.neighbours.living} - self.passed - {self.agent}
-                positions = {agent: self.membership.positions[agent] for agent in others}
-                behind = decisions.far_behind(positions, self.position, self.max_ahead)
-                if not behind:
-                    break
-                if self.timeouts.deadline and waited > self.timeouts.silence:
-                    self.passed.update(behind)
-            self.busy = False
+        for waited in self._ticks():
+            self._check_sync()
+            others = {*self.neighbours.living} - self.passed - {self.agent}
+            positions = {agent: self.membership.positions[agent] for agent in others}
+            behind = decisions.far_behind(positions, self.position, self.max_ahead)
+            if not behind:
+                return
+            if self.timeouts.deadline and waited > self.timeouts.silence:
+                self.passed.update(behind)
 
-    def send_row(self, row_D: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
+    def _send_row(self, row_D: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
         """Our row of this step, to all who hear it."""
-        with self._changed:
-            weights, hearers = self.neighbours.weights, self.neighbours.hearers
-            live = {peer for peer, since in self.live.items() if since <= self.position}
-            pairs = {peer: peer in live for peer in weights if peer in hearers}
-            self.row_size = len(row_D)
-            if self._announced != self.position:
-                tensors, header = {"row": row_D.cpu()}, self._header()
-                flags = {True, *pairs.values()}
-                encoded = {flag: frames.encode(FrameKind.ROW, tensors, **header, hears=flag) for flag in flags}
-                links = {peer: link for peer in hearers if (link := self.links.link_to(peer))}
-                for peer, link in links.items():
-                    link.put(encoded[pairs.get(peer, True)], may_drop=True)
-                self._last_row = encoded[True]
-                self.traffic.count(kind, len(links), row_D.nbytes)
-            if self.position.step % BEAT_STEPS == 0:
-                for peer in set(weights) - set(hearers):  # they hear nothing else of ours
-                    self.outbox.send(peer, FrameKind.BEAT)
+        weights, hearers = self.neighbours.weights, self.neighbours.hearers
+        live = {peer for peer, since in self.live.items() if since <= self.position}
+        pairs = {peer: peer in live for peer in weights if peer in hearers}
+        self.row_size = len(row_D)
+        if self._announced != self.position:
+            tensors, header, flags = {"row": row_D.cpu()}, self._header(), {True, *pairs.values()}
+            encoded = {flag: frames.encode(FrameKind.ROW, tensors, **header, hears=flag) for flag in flags}
+            links = {peer: link for peer in hearers if (link := self.links.link_to(peer))}
+            for peer, link in links.items():
+                link.put(encoded[pairs.get(peer, True)], may_drop=True)
+            self._last_row = encoded[True]
+            self.traffic.count(kind, len(links), row_D.nbytes)
+        if self.position.step % BEAT_STEPS == 0:
+            for peer in set(weights) - set(hearers):  # they hear nothing else of ours
+                self.outbox.send(peer, FrameKind.BEAT)
         return GossipRound(self, row_D, weights, pairs)
 
     def _await_rows(self, weights: Mapping[int, float]) -> None:
@@ -311,9 +307,9 @@ class Node:
 
     # a task's end
 
-    def reduce(self, root: int, sums: Tensors) -> Tensors:
-        """Add up the sums of those who are below us in `root`'s tree, and send them on to who is above. Whoever does
-        not answer is left out."""
+    def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """Sums of those who are reached, which may be fewer than all agents."""
+        sums = dict(parts[0])
         with self._changed:
             task = self.position.task
             number = self._reductions[task, root]
@@ -328,7 +324,7 @@ class Node:
                 elif child == self.agent and self.outbox.send(parent, FrameKind.SUM, sums, root=root, number=number):
                     for tensor in sums.values():
                         self.traffic.count("reduce", 1, tensor.nbytes)
-            return sums
+        return sums if root == self.agent else None
 
     def _await_sum(self, key: SumKey) -> Tensors | None:
         for waited in self._ticks():
@@ -340,52 +336,51 @@ class Node:
                 break
         return self.inbox.sums.pop(key, None)
 
-    def sign_commit(self, tensors: Tensors) -> Commit:
-        """What we grew in this task."""
+    def flood(self, root: int, payload: Tensors | None) -> Flood | None:
+        """What `root` grew, signed, along its tree or from any neighbour that is asked; None where it is gone."""
         with self._changed:
-            before = self.history.newest_id
-            return histories.sign_commit(self.identity, self.position.task, self.neighbours.living, before, tensors)
-
-    def await_commit(self, root: int) -> Commit | None:
-        """This task's commit, along `root`'s tree or from any neighbour that is asked; None where `root` is gone."""
-        with self._changed:
-            asked_at = 0.0
-            for waited in self._ticks():
-                useful = [commit for commit in self.inbox.commits if self.history.accepts(commit)]
-                best = histories.best(
-                    commit for commit in useful if self.history.follows(commit) and commit.is_complete
-                )
-                if best:
-                    break
-                if useful:
-                    raise OutOfSync  # to take another past, or one of which only some is still to be had
-                if root in self.neighbours.dead:
-                    self.journal.note(self.position, "gone", root, "it should have grown this task's commit")
-                    break
-                if waited - asked_at > REQUEST_S:
-                    asked_at = waited
-                    self.outbox.request_commits(self.history.held)
-            return best
-
-    def adopt(self, commit: Commit) -> None:
-        """The next task, after this commit."""
-        with self._changed:
-            replaced = self.history.take(commit)
-            if replaced:
-                tasks = list(range(commit.facts.task, commit.facts.task + replaced))
-                why = "the commit of another part of the fleet stands"
-                self.journal.note(self.position, "discarded", self.agent, why, tasks)
-            self.busy, self.row_size, self.late = True, 0, None
-            self._move_to(Position(len(self.history.commits), 0))
-            self.inbox.forget_task(self.position.task, self.history)
-            self.outbox.beat()
-
-    def forward(self, commit: Commit) -> None:
-        """To those who hear of it from us."""
-        with self._changed:
+            if payload is None:
+                commit = self._await_commit(root)
+            else:
+                tensors = {name: value.detach().cpu().contiguous() for name, value in payload.items()}
+                living, before = self.neighbours.living, self.history.newest_id
+                commit = histories.sign_commit(self.identity, self.position.task, living, before, tensors)
+            if commit is None:
+                return None
+            self._adopt(commit)
             for parent, child in self.neighbours.tree(commit.facts.grower):
                 if parent == self.agent and self.outbox.send_commit(child, commit):
                     self.traffic.count("flood", 1, sum(value.nbytes for value in commit.tensors.values()))
+        return Flood({name: value.to(self.device) for name, value in commit.tensors.items()}, digest(commit.tensors))
+
+    def _await_commit(self, root: int) -> Commit | None:
+        asked_at = 0.0
+        for waited in self._ticks():
+            useful = [commit for commit in self.inbox.commits if self.history.accepts(commit)]
+            best = histories.best(commit for commit in useful if self.history.follows(commit) and commit.is_complete)
+            if best:
+                break
+            if useful:
+                raise OutOfSync  # to take another past, or one of which only some is still to be had
+            if root in self.neighbours.dead:
+                self.journal.note(self.position, "gone", root, "it should have grown this task's commit")
+                break
+            if waited - asked_at > REQUEST_S:
+                asked_at = waited
+                self.outbox.request_commits(self.history.held)
+        return best
+
+    def _adopt(self, commit: Commit) -> None:
+        """The next task, after this commit."""
+        replaced = self.history.take(commit)
+        if replaced:
+            tasks = list(range(commit.facts.task, commit.facts.task + replaced))
+            why = "the commit of another part of the fleet stands"
+            self.journal.note(self.position, "discarded", self.agent, why, tasks)
+        self.busy, self.row_size, self.late = True, 0, None
+        self._move_to(Position(len(self.history.commits), 0))
+        self.inbox.forget_task(self.position.task, self.history)
+        self.outbox.beat()
 
     # coming and going
 
@@ -411,7 +406,7 @@ class Node:
             asked_at = -REQUEST_S
             for waited in self._ticks():
                 while commit := next(filter(self.history.accepts, self.inbox.commits), None):
-                    self.adopt(commit)
+                    self._adopt(commit)
                 if self.history.is_complete and self.position.task >= self.tasks:
                     return None
                 point = self._join_point(rounds_of) if self.history.is_complete else None
@@ -432,17 +427,16 @@ class Node:
     def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
         own, commit = self.position, self.history.newest_id
         others = [self.status[peer] for peer in self.links.up if peer in self.status]
-        newest = {peer: decisions.newest_row(rows, own, commit) for peer, rows in self.inbox.rows.items()}
-        known = {peer: row for peer, row in newest.items() if row}
-        heard = {peer: row for peer, row in known.items() if peer in self.neighbours.weights}
-        return decisions.join_point(own, commit, others, list((heard or known).values()), rounds_of(own.task))
+        rows = self.inbox.newest_rows(own, commit)
+        heard = [row for peer, row in rows.items() if peer in self.neighbours.weights]
+        return decisions.join_point(own, commit, others, heard or list(rows.values()), rounds_of(own.task))
 
     def _announce(self, point: JoinPoint) -> None:
         """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
         self.live = {peer: self.position for peer in self.neighbours.weights if peer in self.links.up}
         self.row_size, self._announced = len(point.row_D), None
         if not point.agreed:
-            self.send_row(point.row_D, "train")
+            self._send_row(point.row_D, "train")
         self._announced = self.position
         self.journal.note(self.position, "joined", self.agent, f"at step {point.step}")
 
@@ -454,6 +448,15 @@ class Node:
                 tasks = [self.status[peer].position.task if peer in self.status else 0 for peer in self.links.up]
                 if waited >= 2 * self.timeouts.silence or all(task >= self.position.task for task in tasks):
                     return
+
+    # watching
+
+    def consensus_error(self, rows_AD: Tensor) -> float:
+        """No peer knows the average: its mean squared distance to the neighbours that it heard last."""
+        return self.spread
+
+    def gather(self, rows_A: Tensor) -> Tensor:
+        return rows_A
 
 
 def _shapes(tensors: Tensors) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from codecl.exchange.base import Tensors
 from codecl.peers import frames
 from codecl.peers.frames import FrameKind
-from codecl.peers.history import Commit
+from codecl.peers.history import Commit, History
 from codecl.peers.links import Links
 
 
@@ -37,6 +37,16 @@ class Outbox:
     def send_commit(self, peer: int, commit: Commit) -> bool:
         fields = {"manifest": commit.manifest, "signature": commit.signature}
         return self.send(peer, FrameKind.COMMIT, commit.tensors, **fields)
+
+    def send_lacking(self, peer: int, ids: list[bytes], history: History, row: bytes | None) -> None:
+        """The commits that a neighbour with these ids lacks; where it lacks none, this row."""
+        link = self.links.link_to(peer)
+        if link is None or link.waiting > 1:
+            return  # it has not taken what it asked for before; it will ask again
+        for commit in history.lacking(ids):
+            self.send_commit(peer, commit)
+        if row is not None and history.ids == ids:
+            link.put(row)
 
     def request_commits(self, held: list[bytes], rows: bool = False) -> None:
         """Ask all neighbours for commits that are not among these, and for their rows."""
