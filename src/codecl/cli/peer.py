@@ -70,10 +70,8 @@ def local(
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     console = console_for(False)
-    about = (
-        f"{config.preset}: {config.method.name}, {config.agents} peers on {config.topology.name}, seed {config.seed}"
-    )
-    console.print(about, markup=False, highlight=False)
+    where = f"{config.agents} peers on {config.topology.name}, seed {config.seed}"
+    console.print(f"{config.preset}: {config.method.name}, {where}", markup=False, highlight=False)
     with fleet_of(console) as show:
         ended = fleets.run(config, _peers(deadline, silence), out, again, show)
     console.print(f"recorded in {ended.folder}", style="dim", highlight=False, soft_wrap=True)
