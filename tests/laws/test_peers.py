@@ -26,8 +26,7 @@ from codecl.peers import decisions, frames, history, links, membership
 from codecl.peers.decisions import NewestRow, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
-from codecl.peers.membership import STEPS, Membership
-from codecl.peers.neighbours import Neighbours
+from codecl.peers.membership import STEPS, Membership, Neighbours
 
 pytestmark = pytest.mark.alone
 

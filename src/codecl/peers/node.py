@@ -27,8 +27,7 @@ from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.inbox import Inbox, SumKey
 from codecl.peers.journal import Journal
 from codecl.peers.links import JOIN_S, Links
-from codecl.peers.membership import Membership
-from codecl.peers.neighbours import Neighbours
+from codecl.peers.membership import Membership, Neighbours
 from codecl.peers.outbox import Outbox
 from codecl.train.events import LinkBytes
 
