@@ -17,6 +17,8 @@ import yaml
 import codecl
 from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
+from codecl.runs.metrics import metrics
+from codecl.runs.schema import Labels
 
 TINY = ("--set", "train.epochs=1", "--set", "train.batch_size=50")
 ENTRY = str(Path(sys.executable).with_name("codecl"))
@@ -127,7 +129,7 @@ def test_the_table_of_recorded_runs(cli, grid):
     broken = folder / "broken" / "seed-1"
     broken.mkdir(parents=True)
     (broken / "metrics.json").write_text("{")
-    assert "metrics.json is missing, broken" in failed(cli("table", "broken", cwd=folder), 3)
+    assert "metrics.json is broken, it cannot be read as JSON" in failed(cli("table", "broken", cwd=folder), 3)
 
 
 def test_json_is_all_that_is_printed(cli, tmp_path):
@@ -295,15 +297,14 @@ def test_unfinished_runs_are_rows_of_their_own(cli, tmp_path):
     for seed, status, acc in ((1, "complete", 60.0), (2, "complete", 70.0), (3, "partial", 99.0)):
         folder = tmp_path / "p-codec-ring4" / f"seed-{seed}"
         folder.mkdir(parents=True)
-        traffic = {"cc": 1.5, "train_bytes": 1, "boundary_bytes": 1, "full_bytes": 3}
-        run = {"schema": 2, "status": status, "benchmark": "p", "method": "codec", "agents": 4, "topology": "ring"}
-        run |= {"seed": seed, "acc": acc, "bwt": -1.0, "traffic": traffic, "timing": {"ms_per_iteration": 1.0}}
-        (folder / "metrics.json").write_text(json.dumps(run))
+        labels = Labels(benchmark="p", method="codec", agents=4, topology="ring", seed=seed, tasks=2)
+        run = metrics([], labels, status, 1.0).model_copy(update={"acc": acc, "bwt": -1.0})
+        (folder / "metrics.json").write_text(json.dumps(run.dump()))
     shown = cli("table", ".", cwd=tmp_path).stdout
     assert re.search(r"codec +ring 4 +2 +65\.00 ± 7\.07 .* complete", shown)
     assert re.search(r"codec +ring 4 +1 +99\.00 .* partial", shown)
     (folder / "metrics.json").write_text('{"schema": 2}')
-    assert "metrics.json is missing, broken" in failed(cli("table", ".", cwd=tmp_path), 3)
+    assert "metrics.json is broken, benchmark is not in it" in failed(cli("table", ".", cwd=tmp_path), 3)
 
 
 def test_names_of_tasks_are_text_and_not_markup(cli, tmp_path):

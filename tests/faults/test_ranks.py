@@ -97,7 +97,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(tmp_path):
     command = ["-m", "codecl", "run", *TINY]
     assert [code for code, *_ in run(2, command, tmp_path)] == [0, 0]
     (config,) = tmp_path.rglob("config.yaml")
-    config.write_text(config.read_text().replace("batch: 50", "batch: 40"))
+    config.write_text(config.read_text().replace("batch_size: 50", "batch_size: 40"))
     done = run(2, command, tmp_path)
     assert [code for code, *_ in done] == [2, 2]
     (line,) = lines(done)
@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_is_said_once(tmp_path):
 
 def test_a_rank_that_never_comes(tmp_path, monkeypatch):
     code = (
-        "from datetime import timedelta; import torch; from codecl.exchange import ranks;"
+        "from datetime import timedelta; import torch; from codecl.exchange.cluster import ranks;"
         "ranks.MEET = timedelta(seconds=2); ranks.joined('cluster', torch.device('cpu')).__enter__()"
     )
     with launched(2, ["-c", code], tmp_path) as processes:
