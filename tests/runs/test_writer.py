@@ -1,13 +1,17 @@
 """The three ways to open a run folder, and what is read of it again."""
 
+import subprocess
+
 import pytest
 
 from codecl.errors import ConfigError
+from codecl.runs.environment import environment
 from codecl.runs.folder import labels_of
 from codecl.runs.reader import read_events, read_metrics, read_run
 from codecl.runs.schema import Labels
 from codecl.runs.writer import RunWriter
 from codecl.train.events import Evaluated, MemberChanged, RunEnded, RunStarted, Stepped
+from tests.conftest import ROOT
 from tests.problems import CPU, config
 
 MORE = {"edges": [(0, 1)], "contraction": 0.5, "digest": "d", "execution": "loop"}
@@ -56,3 +60,9 @@ def test_resume_without_a_checkpoint_is_new(folder):
     writer = RunWriter.resume(folder, config(), LABELS, CPU)
     assert (writer.events, writer.point) == ([], None)
     writer.close("partial")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_the_environment_names_the_commit():
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert environment(CPU)["commit"].startswith(head.strip())

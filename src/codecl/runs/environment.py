@@ -27,12 +27,12 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """Of the checkout that the package runs from, if it does; `+changes` where files differ from it."""
-    here = Path(__file__).resolve().parent
-    if not (here.parents[1] / ".git").exists():
+    folder = Path(__file__).resolve().parent
+    if not (folder.parents[2] / ".git").exists():
         return None
     try:
         head, changes = (
-            subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True)
+            subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.SubprocessError):

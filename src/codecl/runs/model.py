@@ -49,9 +49,9 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
                 f"{path}: the model does not fit this run at {name!r}; pass the one that it was made with"
             )
         known[name].data = value  # in place: layers that share a parameter go on sharing it
-        part = module.get_submodule(name.rpartition(".")[0])
-        if isinstance(part, nn.Linear):
-            part.out_features = part.weight.shape[0]
+        layer = module.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, nn.Linear):
+            layer.out_features = layer.weight.shape[0]
     norms.put(module, statistics)
     return module.eval()
 

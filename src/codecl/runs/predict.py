@@ -40,17 +40,17 @@ def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, 
         with torch.no_grad():
             odds = model(prepared(batch, scale, known.dtype))[0, : len(names)].softmax(0)
         best = odds.topk(min(top, len(names)))
-        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        out.append(Prediction(str(path), [(names[label], value) for label, value in found]))
+        ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        out.append(Prediction(str(path), [(names[label], value) for label, value in ranked]))
     return out
 
 
 def one_run(path: Path) -> Path:
     """The run folder at this path, or the only one under it."""
-    found = find_runs([path])
-    if len(found) > 1:
-        raise ConfigError(f"{path}: holds {len(found)} runs; name one of them, such as {found[0]}")
-    return found[0]
+    folders = find_runs([path])
+    if len(folders) > 1:
+        raise ConfigError(f"{path}: holds {len(folders)} runs; name one of them, such as {folders[0]}")
+    return folders[0]
 
 
 def _task(folder: Path, task: str) -> tuple[int, TaskInfo]:
@@ -70,7 +70,7 @@ def _task(folder: Path, task: str) -> tuple[int, TaskInfo]:
 
 
 def _check_norms(folder: Path, model: nn.Module) -> None:
-    if any(part.running_mean is None for part in norms.batch_norms(model).values()):
+    if any(norm.running_mean is None for norm in norms.batch_norms(model).values()):
         raise ConfigError(
             f"{folder}: its norms use the statistics of their batch, so one image alone cannot be classified; train it"
             " with --set train.norm_statistics=task"

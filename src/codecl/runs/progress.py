@@ -100,7 +100,10 @@ def _training(events: Sequence[Recorded], tasks: int, epochs: int, steps: int) -
     if not opened:
         return {"epochs": epochs}
     current = opened[max(opened)]
-    done = list({(event.task, event.epoch): event for event in of_type(events, EpochEnded)}.values())
+    epochs_by_place = {
+        (epoch.task, epoch.epoch): epoch for epoch in of_type(events, EpochEnded) if epoch.task in opened
+    }
+    done = list(epochs_by_place.values())
     last = {event.task: event for event in last_of_task(done)}
     ahead = epochs * (sum(task.steps for task in opened.values()) + (tasks - len(opened)) * current.steps)
     recent = done[-RECENT:]

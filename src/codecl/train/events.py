@@ -37,6 +37,8 @@ class Event(BaseModel):
 
 
 class InTask(Event):
+    """It happened inside a task, or at its end."""
+
     task: int
 
 
