@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from codecl.report.figures.figure import Bars, Figure, Lines, Section
+from codecl.report.figures.figure import Bars, Lines, Section
 from codecl.report.formats import Sheet
 from codecl.report.gather import Refused
 
@@ -132,11 +132,8 @@ def _names(section: Section) -> list[str]:
 
 
 def _series(section: Section) -> list[str]:
-    return list(dict.fromkeys(name for figure in section.figures.values() for name in _of(figure)))
-
-
-def _of(figure: Figure) -> list[str]:
-    return [series.name for series in figure.series] if isinstance(figure, Lines | Bars) else []
+    figures = [figure for figure in section.figures.values() if isinstance(figure, Lines | Bars)]
+    return list(dict.fromkeys(series.name for figure in figures for series in figure.series))
 
 
 @cache

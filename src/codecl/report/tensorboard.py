@@ -131,17 +131,16 @@ class Board:
         """The config, as text and beside the scores, and the end of the file."""
         if self._writer is None:
             return
-        with suppress(DataError):  # no config that can be read
-            self._show(self._writer, read_config(self.recorded) if self.recorded is not None else None)
+        if self.recorded is not None:
+            with suppress(DataError):  # no config that can be read
+                self._show(self._writer, read_config(self.recorded))
         self._writer.close()
         self._writer = None
 
-    def _show(self, writer: "SummaryWriter", config: RunConfig | None) -> None:
+    def _show(self, writer: "SummaryWriter", config: RunConfig) -> None:
         """A config, also for TensorBoard's table of runs. Not by `add_hparams`: that makes a folder of its own."""
         from torch.utils.tensorboard.summary import hparams
 
-        if config is None:
-            return
         writer.add_text("config", "\n".join(f"    {line}" for line in config.dump().splitlines()), 0)
         values = flat(config.model_dump(mode="json"))
         fields = {name: value if isinstance(value, PLAIN) else json.dumps(value) for name, value in values.items()}
