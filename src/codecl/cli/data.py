@@ -61,9 +61,8 @@ def _row(name: str) -> list[str]:
         state = "broken" if store.path_of(name).exists() else "-"
     train, test = entry.counts[0]
     size = sum(file.size or 0 for file in entry.files)
-    download = "yes" if entry.files else "by hand"
-    if size:
-        download = f"{size / 1e6:.0f} MB"
+    unknown = "yes" if entry.files else "by hand"
+    download = f"{size / 1e6:.0f} MB" if size else unknown
     return [name, shape_text(entry.shape), str(entry.classes), f"{train:,}", f"{test:,}", download, state]
 
 
@@ -181,10 +180,9 @@ def verify(
         typer.echo(f"no data sets in {store.folder()}")
     if name and not store.path_of(name).is_file():
         raise store.missing(name)
-    bad = False
+    verdicts = []
     for each in names:
-        verdict = judged(each)
-        bad = bad or verdict.status == "wrong"
-        typer.echo(f"{each}: {verdict.status}: {verdict.reason}")
-    if bad:
+        verdicts.append(judged(each))
+        typer.echo(f"{each}: {verdicts[-1].status}: {verdicts[-1].reason}")
+    if any(verdict.status == "wrong" for verdict in verdicts):
         raise typer.Exit(DataError.exit_code)

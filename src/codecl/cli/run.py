@@ -154,13 +154,11 @@ def check_all(configs: list["RunConfig"], options: RunOptions, load: "LoadTasks"
     for config in configs:
         options.ranks.check(config.agents)
         if options.resume and options.ranks.is_main:
-            folder = _folder(config, options.out)
+            folder, way = _folder(config, options.out), "leave --resume out to start this run"
             if options.again:
                 raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
             if not _begun(folder):
-                raise ConfigError(
-                    f"--resume: {folder} holds no checkpoint to go on from; leave --resume out to start this run"
-                )
+                raise ConfigError(f"--resume: {folder} holds no checkpoint to go on from; {way}")
     if len(configs) == 1:
         return
     for config in configs:
@@ -207,9 +205,8 @@ def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board:
             given |= {"device": options.device, "exchange": options.ranks.name}
             return api.run(config, on_event=on_event, tasks=tasks, **given)
     except KeyboardInterrupt:
-        kept = "nothing to keep"
-        if folder.exists():
-            kept = f"events, metrics and model of the finished tasks are in {folder}"
+        some = f"events, metrics and model of the finished tasks are in {folder}"
+        kept = some if folder.exists() else "nothing to keep"
         then = "goes on from the last checkpoint" if _begun(folder) else "starts it again"
         if not console.quiet:
             print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)
@@ -224,11 +221,8 @@ def _folder(config: "RunConfig", out: Path) -> Path:
 
 def _announce(console: "Console", config: "RunConfig", number: int, count: int) -> None:
     many = f"[{number}/{count}] " if count > 1 else ""
-    text = (
-        f"{many}{config.preset}: {config.method.name}, {config.agents} agents on {config.topology.name},"
-        f" seed {config.seed}"
-    )
-    console.print(text, markup=False, highlight=False)
+    where = f"{config.agents} agents on {config.topology.name}, seed {config.seed}"
+    console.print(f"{many}{config.preset}: {config.method.name}, {where}", markup=False, highlight=False)
 
 
 def show_results(console: "Console", results: list["Result"], as_json: bool) -> None:
