@@ -1,14 +1,20 @@
 """Fixtures and helpers that all tests share."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import warnings
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import settings
+
+from codecl.cli import main
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on a CPU, slowly; read when they are first imported
@@ -35,13 +41,40 @@ def _own_cache(tmp_path_factory):
     os.environ["CODECL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+Finished = subprocess.CompletedProcess[str]
+
+
 @pytest.fixture(scope="session")
-def cli():
+def process():
     """Runs the installed `codecl` entry point as a user would; gives the finished process."""
 
-    def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str, cwd: Path, **env: str) -> Finished:
         command = [str(Path(sys.executable).with_name("codecl")), *arguments]
         variables = {**os.environ, "COLUMNS": "140", **env}
         return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """What `process` gives, without the seconds that a new process takes to import PyTorch: `main` in this one."""
+
+    def call(*arguments: str, cwd: Path, **env: str) -> Finished:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with ExitStack() as undo:
+            undo.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "140", **env}))
+            undo.enter_context(mock.patch.object(sys, "argv", ["codecl", *arguments]))
+            undo.enter_context(mock.patch.object(warnings, "formatwarning", warnings.formatwarning))
+            undo.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("default")  # they are for the user to read, as in a process
+            undo.enter_context(chdir(cwd))
+            undo.enter_context(redirect_stdout(out))
+            undo.enter_context(redirect_stderr(err))
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     return call

@@ -1,4 +1,4 @@
-"""Each command on the smallest thing it can do, through the installed entry point."""
+"""Each command on the smallest thing it can do; some through the installed entry point, most in this process."""
 
 import json
 import os
@@ -239,8 +239,8 @@ def test_mistakes_in_ones_own_files_are_one_line_too(cli, tmp_path, arguments, c
     assert not (tmp_path / "runs").exists(), "nothing is trained or written"
 
 
-def test_without_arguments_there_is_help(cli, tmp_path):
-    done = cli(cwd=tmp_path)
+def test_without_arguments_there_is_help(process, tmp_path):
+    done = process(cwd=tmp_path)
     assert done.returncode == 0
     assert "Usage: codecl" in done.stdout
     assert done.stderr == ""
