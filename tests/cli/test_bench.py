@@ -8,8 +8,6 @@ import torch
 from codecl import bench
 from tests.launching import run
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
 SMALL = [
     "bench",

@@ -8,8 +8,6 @@ import pytest
 
 from tests.launching import run, variables
 
-pytestmark = pytest.mark.alone
-
 TINY = ("run", "--method", "codec", "--set", "train.epochs=1", "--set", "train.batch_size=25", "--set", "data.tasks=2")
 EXACT = (*TINY, "--set", "dtype=float64", "--set", "train.execution=loop", "--mu")
 

@@ -26,7 +26,6 @@ from tests.fleets import LocalFleet
 
 pytest.importorskip("grpc")
 
-pytestmark = pytest.mark.alone
 SMALL = ["--agents", "3", "--set", "train.epochs=2", "--set", "data.tasks=2"]
 
 
@@ -46,6 +45,7 @@ def local(tmp_path_factory):
     return folder, codecl("peer", "local", "quickstart", *SMALL, cwd=folder)
 
 
+@pytest.mark.alone
 def test_a_local_fleet_runs_and_says_how_it_went(local):
     folder, done = local
     assert done.returncode == 0, done.stderr
@@ -63,6 +63,7 @@ def test_a_local_fleet_runs_and_says_how_it_went(local):
         assert len(found["disagreement_by_task"]) == 2
 
 
+@pytest.mark.alone
 def test_a_fleet_is_one_run_in_figures(local):
     folder, _ = local
     (run,) = gather([folder / "runs"]).runs
@@ -78,6 +79,7 @@ def test_a_fleet_is_one_run_in_figures(local):
     assert len(network.edges) == 3
 
 
+@pytest.mark.alone
 def test_a_fleet_is_one_run_in_a_table_and_scores_as_a_simulated_one(local):
     folder, _ = local
     assert codecl("run", "quickstart", "--method", "codec", *SMALL, cwd=folder).returncode == 0
@@ -88,6 +90,7 @@ def test_a_fleet_is_one_run_in_a_table_and_scores_as_a_simulated_one(local):
     assert together["variant"].startswith("peers")
 
 
+@pytest.mark.alone
 def test_what_is_complete_is_not_repeated(local):
     folder, _ = local
     again = codecl("peer", "local", "quickstart", *SMALL, cwd=folder)
@@ -95,6 +98,7 @@ def test_what_is_complete_is_not_repeated(local):
     assert "under way" not in again.stdout
 
 
+@pytest.mark.alone
 def test_an_interrupted_fleet_leaves_nobody_behind_and_goes_on(tmp_path):
     more = ["--agents", "3", "--set", "data.tasks=2", "--set", "train.epochs=10"]
     command = [sys.executable, "-m", "codecl", "peer", "local", "quickstart", *more]
@@ -143,6 +147,7 @@ def test_a_fleet_that_is_started_again_goes_on_from_its_last_chart(tmp_path):
             assert all(score is not None for score in found["accuracy_matrix"][2])
 
 
+@pytest.mark.alone
 def test_agents_train_on_data_of_their_own(tmp_path):
     """Two machines, each with images that the other does not have."""
     fields = {

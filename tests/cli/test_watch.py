@@ -17,8 +17,6 @@ import pytest
 from codecl import files
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.alone
-
 SETTINGS = ["--method", "codec", "--set", "data.tasks=2", "--set", "train.epochs=3"]
 LONG = ["--method", "codec", "--set", "data.tasks=2", "--set", "train.epochs=400"]
 

@@ -38,8 +38,6 @@ from codecl.runs.config import validate
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, free_port, variables
 
-pytestmark = pytest.mark.alone
-
 AGENTS, ME, HOSTILE, GOOD = 5, 3, 1, (2, 4)
 LINKS = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 0)]
 EDGES = [*LINKS, *((b, a) for a, b in LINKS)]

@@ -11,7 +11,6 @@ from tests.fleets import LocalFleet
 
 pytest.importorskip("grpc")
 
-pytestmark = pytest.mark.alone
 TOLD = {  # what the record has to say
     "killed": {"lost", "dead", "linked"},
     "restarted": {"lost", "dead", "alive", "joined"},
@@ -48,6 +47,7 @@ def check(name: str, topology: str, tasks: int, tmp_path, tmp_path_factory) -> N
     assert not any("Traceback" in log for log in said.values()), said
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "topology"), IN_SHORT)
 def test_a_fleet_survives(name, topology, tmp_path, tmp_path_factory):

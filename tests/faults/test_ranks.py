@@ -12,8 +12,6 @@ import pytest
 
 from tests.launching import finished, launched, run, variables
 
-pytestmark = pytest.mark.alone
-
 LONG = (
     "--method",
     "codec",

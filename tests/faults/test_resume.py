@@ -21,8 +21,6 @@ from tests.conftest import ROOT
 from tests.faults.victim import run
 from tests.problems import CPU, config
 
-pytestmark = pytest.mark.alone
-
 METHODS = ("codec", "codec-full", "d-ewc")
 
 

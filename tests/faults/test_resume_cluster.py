@@ -12,8 +12,6 @@ from tests.faults.test_resume import numbers, same
 from tests.faults.victim import run as alone_in_one_process
 from tests.launching import finished, launched, run
 
-pytestmark = pytest.mark.alone
-
 RANKS = 2
 
 

@@ -20,8 +20,6 @@ from codecl.peers.frames import FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
 Lost = Callable[[int, int, frames.Frame], bool]  # from, to, what
 

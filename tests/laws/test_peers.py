@@ -28,8 +28,6 @@ from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.membership import STEPS, Membership, Neighbours
 
-pytestmark = pytest.mark.alone
-
 MAX_BYTES = 1 << 20
 START = bytes(32)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -11,8 +11,6 @@ from tests.launching import run
 from tests.parity.spread import CASES, story
 from tests.problems import config, furthest
 
-pytestmark = pytest.mark.alone
-
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
 SIZES = {1: EIGHT, 2: EIGHT, 3: FIVE, 4: EIGHT, 8: EIGHT}

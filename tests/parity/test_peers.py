@@ -15,7 +15,6 @@ from tests.problems import furthest
 
 pytest.importorskip("grpc")
 
-pytestmark = pytest.mark.alone
 EIGHT = ["one ring", "all torus"]
 FOUR = ["four", "four all"]
 SIZES = {4: FOUR, 5: ["one way", "combine", "random"], 8: EIGHT}

@@ -16,8 +16,6 @@ from codecl.train.loop import train
 from tests.parity.test_agents import Branching
 from tests.problems import build, config, convolutional, perceptron, tasks
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch, tmp_path):
