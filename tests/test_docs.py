@@ -98,3 +98,17 @@ def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing(
     assert "url(http" not in picture
     for words in ("make demo", "codec, 4 agents on ring, seed 0", "inverted mirrored digits", "BWT"):
         assert words in picture
+
+
+def test_the_walks_of_the_architecture_name_what_exists():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    steps = [line for line in page.splitlines() if re.match(r"\d+\. `", line)]
+    assert len(steps) >= 25
+    for step in steps:
+        path, names = re.match(r"\d+\. `([\w/.]+)`: (.*)", step).groups()
+        source = (ROOT / "src" / "codecl" / path).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^\s*(def|class) {name}\b", source, re.M), f"{path} has no {name}"
+    image, coordinate, _ = page.split("## The walk of ")[1:]
+    assert len({*re.findall(r"^\d+\. `([\w/.]+)`", image, re.M)}) <= 11, "files"
+    assert len(re.findall(r"^\d+\. ", coordinate, re.M)) <= 9, "hops"
