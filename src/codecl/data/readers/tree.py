@@ -38,7 +38,9 @@ class Tree:
 def opened(path: Path) -> Iterator[Tree]:
     """The files in a folder or an archive."""
     if path.is_dir():
-        yield _tree(path, _walk(path), lambda name: (path / name).read_bytes())
+        files = [Path(folder) / file for folder, _, files in os.walk(path) for file in files]
+        names = [file.relative_to(path).as_posix() for file in files]
+        yield _tree(path, names, lambda name: (path / name).read_bytes())
         return
     try:
         opener = _zip if zipfile.is_zipfile(path) else _tar if tarfile.is_tarfile(path) else None
@@ -52,15 +54,8 @@ def opened(path: Path) -> Iterator[Tree]:
 
 
 def _tree(path: Path, names: list[str], fetch: Callable[[str], bytes]) -> Tree:
-    seen = (name for name in names if not any(part.startswith((".", "__MACOSX")) for part in name.split("/")))
+    seen = {name for name in names if not any(word.startswith((".", "__MACOSX")) for word in name.split("/"))}
     return Tree(path, tuple(sorted(seen)), fetch)
-
-
-def _walk(path: Path) -> list[str]:
-    found = []
-    for place, _, files in os.walk(path):
-        found += [(Path(place) / file).relative_to(path).as_posix() for file in files]
-    return found
 
 
 @contextmanager

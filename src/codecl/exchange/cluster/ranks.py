@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
 from codecl.exchange.base import Exchange
-from codecl.exchange.cluster.exchange import Cluster, blocks
+from codecl.exchange.cluster import Cluster, blocks
 from codecl.exchange.cluster.wire import BOUNDARY, RankLost, Wire
 from codecl.exchange.simulated import Simulated
 from codecl.exchange.topology import Topology
