@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codecl.data import partition as partitions
-from codecl.data.images import PADDING, Images, check_classes, checked, prepared, scale_of, seen_as_0, windows
+from codecl.data.images import PADDING, Images, checked, prepared, scale_of, seen_as_0, windows
 from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
@@ -147,9 +147,8 @@ class TaskData:
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment = options.dtype, config.augment
         self.task = task._replace(train=train, test=test)
-        self.train, self.test = (
-            (images.to(options.device), labels.to(options.device)) for images, labels in (train, test)
-        )
+        device = options.device
+        self.train, self.test = ((images.to(device), labels.to(device)) for images, labels in (train, test))
         shapes = [list(images.shape[1:]) for images, _ in (train, test)]
         if shapes[0] != shapes[1]:
             raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
@@ -167,7 +166,9 @@ class TaskData:
         labels, agents = self.train[1], options.agents
         if options.config.local_path:
             return (torch.arange(len(labels)),) * agents
-        check_classes(self.name, labels, self.classes)
+        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
         if len(labels) < agents:
             raise ConfigError(f"agents: {agents} is more than the {len(labels)} training images of task {self.name!r}")
         return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)

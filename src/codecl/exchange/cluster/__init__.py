@@ -6,7 +6,7 @@ Shapes: A agents of this rank, D numbers of a message, H agents elsewhere that a
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -31,20 +31,18 @@ def blocks(agents: int, ranks: int) -> list[range]:
 class PendingRound(NamedTuple):
     """A gossip round on its way: own rows are here, those of others arrive."""
 
-    mixing_AA: Tensor
+    cluster: "Cluster"
     rows_AD: Tensor
-    mixing_AH: Tensor
     heard_HD: Tensor
     posted: Posted
-    waited: Callable[[float], None]  # told how many seconds a wait took
 
     def wait(self) -> Tensor:
         """Σⱼ wᵢⱼ xⱼ over the agents j that i hears, and i itself."""
-        mixed_AD = self.mixing_AA @ self.rows_AD  # others may still be on their way
+        mixed_AD = self.cluster.mixing_AA @ self.rows_AD  # others may still be on their way
         began = time.perf_counter()
         self.posted.wait(ROUND)
-        self.waited(time.perf_counter() - began)
-        return mixed_AD.addmm_(self.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
+        self.cluster.waited_s += time.perf_counter() - began
+        return mixed_AD.addmm_(self.cluster.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
 
 
 class Cluster:
@@ -69,15 +67,15 @@ class Cluster:
         self._receives = Counter(self.home[j] for j in heard)
         self._from = sum(j in self.agents for j, _ in topology.edges)  # directed edges that leave agents of this rank
         mixing_AN = torch.from_numpy(topology.mixing)[list(self.agents)].to(device, dtype)
-        self._mixing_AA, self._mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
+        self.mixing_AA, self.mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> PendingRound:
         self.traffic.count(kind, self._from, rows_AD[0].nbytes)
-        heard_HD = rows_AD.new_empty(self._mixing_AH.shape[1], rows_AD.shape[1])
+        heard_HD = rows_AD.new_empty(self.mixing_AH.shape[1], rows_AD.shape[1])
         parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
         posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
-        return PendingRound(self._mixing_AA, rows_AD, self._mixing_AH, heard_HD, posted, self._waited)
+        return PendingRound(self, rows_AD, heard_HD, posted)
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
@@ -122,9 +120,6 @@ class Cluster:
         for post in posted:
             post.wait(BOUNDARY)
         return Flood(arrived, announced)
-
-    def _waited(self, seconds: float) -> None:
-        self.waited_s += seconds
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         mean_D = self._summed(rows_AD.sum(0)) / self.topology.agents

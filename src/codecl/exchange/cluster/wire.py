@@ -55,13 +55,12 @@ class Wire:
 
     def post(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> Posted:
         """One tensor to each of these ranks, one from each of those, all at once."""
-        peers = [*receives, *sends]
         ops = [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives.items()]
         ops += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends.items()]
         self.sent_bytes += sum(tensor.nbytes for tensor in sends.values())
         if not ops:
             return Posted((), ())
-        names = [self.name(peer) for peer in peers]
+        names = [self.name(peer) for peer in (*receives, *sends)]
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
@@ -118,10 +117,9 @@ def unpacked(data: bytes, device: torch.device) -> dict[str, Tensor]:
 
 
 def _lost(name: str, error: RuntimeError, patience: timedelta) -> RankLost:
-    said = str(error)
     why = reason(error)
-    if CLOSED.search(said):
+    if CLOSED.search(str(error)):
         why = "its connection closed"
-    elif LATE.search(said):
+    elif LATE.search(str(error)):
         why = f"nothing came for {patience.total_seconds():.0f} s"
     return RankLost(f"{name} is gone ({why})")
