@@ -28,8 +28,14 @@ class Kind(NamedTuple):
     read: Callable[..., store.Split]
 
 
-def _idx(split: str, what: str, axes: int) -> str:
-    return rf"{split}[-_.]{what}[-_.]idx{axes}[-_.]ubyte(\.gz)?"
+def _pairs(images: str, labels: str, test: str = "test") -> dict[str, str]:
+    """Files of images and files of labels; SPLIT in their patterns is `train`, or what `test` says."""
+    patterns = {"images": images, "labels": labels}
+    return {
+        f"{split} {what}": pattern.replace("SPLIT", word)
+        for split, word in (("train", "train"), ("test", test))
+        for what, pattern in patterns.items()
+    }
 
 
 KINDS = (
@@ -43,26 +49,14 @@ KINDS = (
     Kind("CIFAR-100 (binary)", {"train": r"train\.bin", "test": r"test\.bin"}, partial(formats.cifar_records, 2)),
     Kind(
         "idx files",
-        {
-            "train images": _idx("train", "images", 3),
-            "train labels": _idx("train", "labels", 1),
-            "test images": _idx("(t10k|test)", "images", 3),
-            "test labels": _idx("(t10k|test)", "labels", 1),
-        },
+        _pairs(
+            r"SPLIT[-_.]images[-_.]idx3[-_.]ubyte(\.gz)?", r"SPLIT[-_.]labels[-_.]idx1[-_.]ubyte(\.gz)?", "(t10k|test)"
+        ),
         formats.idx,
     ),
     Kind("SVHN", {"train": r"train_32x32\.mat", "test": r"test_32x32\.mat"}, formats.svhn),
     Kind("pickles", {"train": r"train\.pkl", "test": r"test\.pkl"}, formats.pickles),
-    Kind(
-        "arrays",
-        {
-            "train images": r"(train_images|x_train)\.npy",
-            "train labels": r"(train_labels|y_train)\.npy",
-            "test images": r"(test_images|x_test)\.npy",
-            "test labels": r"(test_labels|y_test)\.npy",
-        },
-        formats.npy,
-    ),
+    Kind("arrays", _pairs(r"(SPLIT_images|x_SPLIT)\.npy", r"(SPLIT_labels|y_SPLIT)\.npy"), formats.npy),
 )
 
 

@@ -137,7 +137,7 @@ class Cluster:
             values = values + self.wire.receive(peer, torch.empty_like(values))
         if self.rank:
             above = (self.rank - 1) // 2
-            self.wire.send(above, values).wait(BOUNDARY)
+            self.wire.post({above: values}, {}).wait(BOUNDARY)
             values = self.wire.receive(above, torch.empty_like(values))
         self.wire.post(dict.fromkeys(below, values), {}).wait(BOUNDARY)
         return values

@@ -69,9 +69,6 @@ class Wire:
             names = [" or ".join(names)]
         return Posted(list(zip(names, works, strict=True)), list(sends.values()), self.device.type == "cpu")
 
-    def send(self, peer: int, tensor: Tensor) -> Posted:
-        return self.post({peer: tensor}, {})
-
     def receive(self, peer: int, tensor: Tensor) -> Tensor:
         """`tensor`, filled with what the peer sends."""
         self.post({}, {peer: tensor}).wait(BOUNDARY)
@@ -81,7 +78,7 @@ class Wire:
         """Bytes of any length, which `hear` takes."""
         length = torch.tensor([len(text)], device=self.device)
         body = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-        return [self.send(peer, length), self.send(peer, body.to(self.device))]
+        return [self.post({peer: tensor}, {}) for tensor in (length, body.to(self.device))]
 
     def hear(self, peer: int) -> bytes:
         length = int(self.receive(peer, torch.zeros(1, dtype=torch.long, device=self.device)))
