@@ -113,9 +113,9 @@ def broken(count: int, copies: int, steps: int = 1500) -> Iterator[Checked]:
         yield from inequalities(f"{problem.name}, broken exponential", walk, s)
 
 
-def passes_though_broken(found: Sequence[Checked]) -> list[Checked]:
+def passes_though_broken(checked: Sequence[Checked]) -> list[Checked]:
     """What a control should have failed: the kept mean always, the gradient bound where agents' objectives differ."""
-    fails = [row for row in found if row.what == KEPT or (row.what == GRADIENT and "apart" in row.case)]
+    fails = [row for row in checked if row.what == KEPT or (row.what == GRADIENT and "apart" in row.case)]
     return [row for row in fails if row.holds]
 
 
@@ -140,13 +140,13 @@ def inequalities(case: str, walk: Walk, s: float | None = None) -> list[Checked]
 
 def counterexamples() -> Iterator[Checked]:
     """Where the printed bounds do not hold."""
-    one, two = torch.eye(2, dtype=torch.float64).unbind()
-    uphill = quadratic("½‖x - a‖², a in the core", torch.eye(2).double(), -two.expand(8, 1, 2), one[:, None])
+    free_D, core_D = torch.eye(2, dtype=torch.float64)
+    uphill = quadratic("½‖x - a‖², a in the core", torch.eye(2).double(), -core_D.expand(8, 1, 2), free_D[:, None])
     mixing, mu, steps = graph("ring", 8), 0.1, 50
     s = theory.contraction(mixing)
     rate = sum(theory.printed_window(1, mu, s)) / 2
-    found = torch.stack(list(walked(Walk(uphill, mixing, rate, steps, 1))))[:-1]
-    left = uphill.gradients(uphill.at(found.mean(2))).square().sum(-1).mean()
+    coords_KSNF = torch.stack(list(walked(Walk(uphill, mixing, rate, steps, 1))))[:-1]
+    left = uphill.gradients(uphill.at(coords_KSNF.mean(2))).square().sum(-1).mean()
     printed = theory.printed_gradient(0.5, rate, steps, 1, 0, theory.printed_consensus(rate, mu, 0, 0, s, 0))
     yield Checked("Theorem 1: mean squared gradient, core and free", uphill.name, float(left), math.inf, printed)
 
