@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codecl.data import fetch as fetching
+from codecl.data import add as adding
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE, File
 from codecl.errors import DataError
@@ -51,7 +51,7 @@ def test_a_good_server(name, folder, tmp_path):
     entry, made, files = small(name, tmp_path / "made")
     before = contents(folder)
     with serving(files) as (address, asked):
-        kept = fetching.fetch(entry, mirror=address)
+        kept = adding.fetch(entry, mirror=address)
         assert sorted(asked) == sorted(files)
     assert kept.verdict.status == "fits"
     for part in store.PARTS:
@@ -77,14 +77,14 @@ def test_what_goes_wrong_leaves_nothing_and_can_be_repeated(kind, name, folder, 
     arguments, says = failing(kind, files, victim)
     before = contents(folder)
     with serving(*arguments) as (address, _), pytest.raises(DataError) as caught:
-        fetching.fetch(entry, mirror=address)
+        adding.fetch(entry, mirror=address)
     line = str(caught.value)
     assert f"could not get {victim} ({address}/{victim}: {says}" in line
     assert f"`codecl data add {name} " in line
     assert "\n" not in line
     assert contents(folder) == before
     with serving(files) as (address, _):
-        assert fetching.fetch(entry, mirror=address).written
+        assert adding.fetch(entry, mirror=address).written
 
 
 @pytest.mark.parametrize("kind", ["checksum", "cut", "missing"])
@@ -93,11 +93,11 @@ def test_verified_files_of_a_set_stay_and_are_not_fetched_again(kind, folder, tm
     names = [file.name for file in entry.files]
     arguments, _ = failing(kind, files, names[2])
     with serving(*arguments) as (address, _), pytest.raises(DataError, match="could not get t10k-images"):
-        fetching.fetch(entry, mirror=address)
+        adding.fetch(entry, mirror=address)
     left = {path for path, data in contents(folder).items() if data is not False}
     assert left == {"other.txt", f"downloads/mnist/{names[0]}", f"downloads/mnist/{names[1]}"}
     with serving(files) as (address, asked):
-        fetching.fetch(entry, mirror=address)
+        adding.fetch(entry, mirror=address)
         assert asked == names[2:]
     assert contents(folder).keys() == {"other.txt", "mnist.safetensors"}
 
@@ -108,7 +108,7 @@ def test_a_kept_file_that_was_spoilt_meanwhile_is_fetched_anew(folder, tmp_path)
     room.mkdir(parents=True)
     (room / entry.files[0].name).write_bytes(b"spoilt")
     with serving(files) as (address, asked):
-        fetching.fetch(entry, mirror=address)
+        adding.fetch(entry, mirror=address)
         assert len(asked) == 4
 
 
@@ -117,7 +117,7 @@ def test_places_are_tried_in_order(folder, tmp_path):
     (file,) = entry.files
     with serving({}) as (empty, first), serving(files) as (good, second):
         urls = tuple(f"{place}/{file.name}" for place in (NOWHERE, empty, good))
-        fetching.fetch(replace(entry, files=(replace(file, urls=urls),)))
+        adding.fetch(replace(entry, files=(replace(file, urls=urls),)))
         assert first == second == [file.name]
 
 
@@ -125,7 +125,7 @@ def test_nobody_there(folder, tmp_path):
     entry, _, _ = small("mnist", tmp_path / "made", NOWHERE)
     before = contents(folder)
     with pytest.raises(DataError) as caught:
-        fetching.fetch(entry)
+        adding.fetch(entry)
     for file in entry.files:
         assert f"{NOWHERE}/{file.name}" in str(caught.value)
     assert "no connection" in str(caught.value)
@@ -137,7 +137,7 @@ def test_a_folder_that_was_not_there_is_not_left_behind(folder, tmp_path, monkey
     entry, _, _ = small("mnist", tmp_path / "made", NOWHERE)
     monkeypatch.setenv("CODECL_DATA", str(tmp_path / "new"))
     with pytest.raises(DataError):
-        fetching.fetch(entry)
+        adding.fetch(entry)
     assert not (tmp_path / "new").exists()
 
 
@@ -149,10 +149,10 @@ def test_a_download_without_checksum_that_is_no_good_leaves_nothing(folder, tmp_
         serving({"notMNIST.zip": b"<html>gone</html>"}) as (address, _),
         pytest.raises(DataError, match="nothing in it"),
     ):
-        fetching.fetch(entry, mirror=address)
+        adding.fetch(entry, mirror=address)
     assert contents(folder) == before
     with serving(files, cut=["notMNIST.zip"]) as (address, _), pytest.raises(DataError, match="was cut"):
-        fetching.fetch(entry, mirror=address)
+        adding.fetch(entry, mirror=address)
     assert contents(folder) == before
 
 
@@ -160,7 +160,7 @@ def test_what_was_fetched_is_checked_like_anything_else(folder, tmp_path):
     entry, _, files = small("cifar10", tmp_path / "made")
     before = contents(folder)
     with serving(files) as (address, _), pytest.raises(DataError, match=r"40 \+ 20 images, should be 50,000 \+ 10,000"):
-        fetching.fetch(replace(entry, counts=CATALOGUE["cifar10"].counts), mirror=address)
+        adding.fetch(replace(entry, counts=CATALOGUE["cifar10"].counts), mirror=address)
     assert contents(folder) == before
 
 

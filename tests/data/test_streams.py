@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from codecl.data import store
 from codecl.data.store import ImageSet
 from codecl.data.streams import FIVE, STREAMS, digest, load, measured, shaped
-from codecl.data.task import DataConfig, Task, TaskData, TaskOptions, validating
+from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.runs.build import load_tasks
 from codecl.runs.config import preset, resolve
@@ -161,7 +161,7 @@ def test_shapes_that_cannot_be_reached_are_refused():
 def test_a_validation_cut_is_of_the_training_images_and_of_each_class_alike(classes, each, part, seed):
     numbers = torch.arange(classes * each)
     task = Task((numbers, numbers % classes), (-numbers - 1, numbers % classes), classes)
-    cut = validating(task, part, seed, 0)
+    cut = TaskData(0, task, TaskOptions(1, seed=seed, config=DataConfig(validation=part)))
     kept, held = cut.train[0].tolist(), cut.test[0].tolist()
     assert sorted(kept + held) == numbers.tolist()  # no test image, nothing twice
     counts = torch.bincount(cut.test[1], minlength=classes).tolist()

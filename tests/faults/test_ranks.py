@@ -30,7 +30,7 @@ def lines(done):
 
 
 def training(folder, process):
-    """Wait until a run is in the position of it."""
+    """Wait until a run is in the middle of it."""
     while process.poll() is None:
         for path in folder.rglob("events.jsonl"):
             if path.read_text().count('"epoch", ') > 1:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from codecl.errors import ConfigError
 from codecl.exchange import Simulated, digest, topology
-from codecl.exchange.cluster.exchange import blocks
+from codecl.exchange.cluster import blocks
 from codecl.exchange.cluster.wire import packed, unpacked
 from codecl.exchange.topology import TOPOLOGIES, TopologyConfig
 

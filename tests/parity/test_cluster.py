@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from codecl.exchange import topology
-from codecl.exchange.cluster.exchange import blocks
+from codecl.exchange.cluster import blocks
 from tests.launching import run
 from tests.parity.spread import CASES, story
 from tests.problems import config, furthest

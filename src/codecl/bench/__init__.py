@@ -21,7 +21,7 @@ from torch.nn import functional
 from codecl.data.task import Task
 from codecl.errors import ConfigError, DataError
 from codecl.exchange import topology as topologies
-from codecl.exchange.cluster.exchange import Cluster
+from codecl.exchange.cluster import Cluster
 from codecl.exchange.cluster.ranks import Ranks
 from codecl.runs.build import build_setup, compute_settings, seeded, task_data
 from codecl.runs.config import RunConfig, validate

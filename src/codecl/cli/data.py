@@ -14,8 +14,7 @@ from codecl.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from codecl.data.add import Added
-    from codecl.data.fetch import Bar
+    from codecl.data.add import Added, Bar
 
 data = group("data", "Data sets: what there is, download, take in, check.")
 
@@ -73,7 +72,7 @@ def fetch(
     again: Annotated[bool, typer.Option("--again", help="Fetch anew and replace what is there.")] = False,
 ) -> None:
     """Download a data set, check it, and make its data set file."""
-    from codecl.data import fetch as fetching
+    from codecl.data import add as adding
     from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
     from codecl.data.verify import verify
@@ -91,7 +90,7 @@ def fetch(
         typer.echo(f"{name}: there already, {verdict.status}: {verdict.reason}; `--again` fetches it anew")
         return
     with _progress() as bar:
-        added = fetching.fetch(CATALOGUE[name], mirror=mirror, again=again, bar=bar)
+        added = adding.fetch(CATALOGUE[name], mirror=mirror, again=again, bar=bar)
     _show_added(name, added)
 
 

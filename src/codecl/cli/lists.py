@@ -1,6 +1,5 @@
 """What there is: presets, methods, topologies, models."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -50,7 +49,7 @@ def models() -> None:
     """The models."""
     from codecl.models import MODELS
 
-    _print({name: _first_line(sys.modules[builder.__module__]) for name, builder in MODELS.items()})
+    _print({name: _first_line(builder) for name, builder in MODELS.items()})
 
 
 def _print(entries: dict[str, str]) -> None:

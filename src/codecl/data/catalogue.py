@@ -144,10 +144,3 @@ _ENTRIES = (
     ),
 )
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
-
-
-def way_to(name: str) -> str:
-    """The commands that bring this data set."""
-    add = f"`codecl data add {name} PATH` takes what you have"
-    fetched = name in CATALOGUE and CATALOGUE[name].files
-    return f"`codecl data fetch {name}` gets it, {add}" if fetched else add

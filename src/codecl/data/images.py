@@ -38,13 +38,6 @@ def check_range(what: str, labels: Tensor, classes: int) -> None:
         raise DataError(f"{what} label {int(outside[0])} is outside 0 to {classes - 1} ({classes} classes)")
 
 
-def check_classes(task: str, labels: Tensor, classes: int) -> None:
-    """Every class has training images."""
-    empty = (torch.bincount(labels, minlength=classes) == 0).nonzero().flatten().tolist()
-    if empty:
-        raise DataError(f"task {task!r}: class {empty[0]} has no training images")
-
-
 def scale_of(name: str, given: tuple[Numbers, Numbers], images: Tensor, dtype: torch.dtype) -> Images | None:
     """(factor, summand) that turn stored values into what the model sees, shaped to fit the images; `given`: mean and
     std by channel."""

@@ -1,5 +1,5 @@
-"""How a task's images are dealt to agents: each image to one of them, shards of equal size (or one image more); and
-the order in which an agent sees its own.
+"""How a task's images are dealt to agents: each image to one of them, shards of equal size (or one image more); which
+are held out; and the order in which an agent sees its own.
 
 Shapes: A agents, C classes.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codecl.errors import ConfigError
 from codecl.seeding import derive, spawn
 
 Partition = Sequence[Tensor]  # of each agent, which images it has
@@ -82,6 +83,23 @@ PARTITIONS: dict[str, Callable[[Tensor, int, float, int, int], Partition]] = {
     "dirichlet": dirichlet,
     "skew": skew,
 }
+
+
+def validation(name: str, labels: Tensor, part: float, seed: int, task: int) -> tuple[Tensor, Tensor]:
+    """(kept, held out): a part of the training images, of each class alike, takes the place of the test images, for
+    choosing settings. The cut depends on the seed alone."""
+    order = torch.randperm(len(labels), generator=spawn(seed, "validation", task))
+    kept, held_out = [], []
+    for label in labels.unique():
+        of_class = order[labels[order] == label]
+        count = max(1, round(part * len(of_class)))
+        if count >= len(of_class):
+            raise ConfigError(
+                f"data.validation: {part:g} leaves no training images of class {int(label)} of task {name!r}"
+            )
+        held_out.append(of_class[:count])
+        kept.append(of_class[count:])
+    return torch.cat(kept), torch.cat(held_out)
 
 
 class Draw(NamedTuple):

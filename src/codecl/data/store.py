@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codecl.data.catalogue import way_to
+from codecl.data.catalogue import CATALOGUE
 from codecl.errors import DataError
 from codecl.files import cache_folder, replacing
 
@@ -55,13 +55,16 @@ def names() -> list[str]:
 
 
 def missing(name: str, path: Path | None = None) -> DataError:
+    add = f"`codecl data add {name} PATH`"
     if path is not None:
         return DataError(
             f"data.local_path: there is no {path_of(name, path)}, this agent's data set {name!r};"
-            f" `codecl data add {name} PATH` makes such a file of what you have"
+            f" {add} makes such a file of what you have"
         )
+    fetch = f"`codecl data fetch {name}` gets it, " if name in CATALOGUE and CATALOGUE[name].files else ""
     return DataError(
-        f"data set {name!r}: there is no {path_of(name)}; {way_to(name)}, or set CODECL_DATA to the folder that has it"
+        f"data set {name!r}: there is no {path_of(name)}; {fetch}{add} takes what you have, or set CODECL_DATA to the"
+        " folder that has it"
     )
 
 

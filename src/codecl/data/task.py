@@ -8,22 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codecl.data import partition as partitions
-from codecl.data.images import PADDING, Images, check_classes, checked, prepared, scale_of, seen_as_0, windows
+from codecl.data.images import PADDING, Images, checked, prepared, scale_of, seen_as_0, windows
 from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
 
-Augment = Literal["none", "crop-flip"]
-CropFill = Literal["black", "mean"]
-Sampling = Literal["shuffle", "replacement"]
-Mean = Annotated[float, Field(allow_inf_nan=False)]
-Std = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Std = Annotated[FiniteFloat, Field(gt=0)]
 
 
 class DataConfig(BaseModel):
@@ -32,17 +28,17 @@ class DataConfig(BaseModel):
     stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
     tasks: int | None = Field(None, gt=0, description="so many tasks of the stream, from the first on; null: all")
     partition: str = Field("iid", description="how a task's images are dealt to agents: iid, dirichlet(α) or skew(s)")
-    augment: Augment = Field(
+    augment: Literal["none", "crop-flip"] = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
     )
-    crop_fill: CropFill = Field(
+    crop_fill: Literal["black", "mean"] = Field(
         "black", description="what a crop shows past the image's edge: black, or mean, the colour that scaling makes 0"
     )
     validation: float = Field(
         0, ge=0, lt=1, description="part of the training images that is held out and scored instead of the test images"
     )
     digest: str | None = Field(None, description="of the caller's own tensors, one a task")
-    mean: tuple[Mean, ...] = Field(
+    mean: tuple[FiniteFloat, ...] = Field(
         (), description="by channel, of values from 0 to 1; empty: the stream's, or measured"
     )
     std: tuple[Std, ...] = Field((), validate_default=True, description="by channel, as many as data.mean has")
@@ -51,7 +47,7 @@ class DataConfig(BaseModel):
         gt=0,
         description="steps of an epoch, the same for every agent; null: as many full batches as the smallest shard has",
     )
-    sampling: Sampling = Field(
+    sampling: Literal["shuffle", "replacement"] = Field(
         "shuffle",
         description="an epoch's images: a fresh shuffle of the shard, or draws with replacement, as analyses assume",
     )
@@ -139,19 +135,22 @@ class TaskData:
         config, name, classes = options.config, task.name or f"task {index + 1}", task.classes
         if not isinstance(classes, int) or classes < 1:
             raise ConfigError(f"task {name!r}: classes is {classes!r}; it should be a whole number above 0")
-        task = task._replace(name=name, train=checked(name, "training", tensors(task.train), classes))
+        train = checked(name, "training", tensors(task.train), classes)
         if config.validation:
-            task = validating(task, config.validation, options.seed, index)
+            cut = partitions.validation(name, train[1], config.validation, options.seed, index)
+            train, test = ((train[0][indices], train[1][indices]) for indices in cut)
         else:
-            task = task._replace(test=checked(name, "test", tensors(task.test), classes))
+            test = checked(name, "test", tensors(task.test), classes)
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
-        self.index, self.name, self.classes, self.task = index, name, classes, task
+        self.index, self.name, self.classes = index, name, classes
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment = options.dtype, config.augment
-        self.train, self.test = (_to(options.device, tensors(data)) for data in (task.train, task.test))
-        if self.train[0].shape[1:] != self.test[0].shape[1:]:
-            shapes = [list(images.shape[1:]) for images, _ in (self.train, self.test)]
+        self.task = task._replace(train=train, test=test)
+        device = options.device
+        self.train, self.test = ((images.to(device), labels.to(device)) for images, labels in (train, test))
+        shapes = [list(images.shape[1:]) for images, _ in (train, test)]
+        if shapes[0] != shapes[1]:
             raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
         self.scale = scale_of(name, (task.mean, task.std), self.train[0], options.dtype)
         self.partition = options.partition if options.partition is not None else self._partition(options)
@@ -167,7 +166,9 @@ class TaskData:
         labels, agents = self.train[1], options.agents
         if options.config.local_path:
             return (torch.arange(len(labels)),) * agents
-        check_classes(self.name, labels, self.classes)
+        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
         if len(labels) < agents:
             raise ConfigError(f"agents: {agents} is more than the {len(labels)} training images of task {self.name!r}")
         return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
@@ -256,34 +257,10 @@ class TaskData:
         return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
 
 
-def _to(device: torch.device, data: Images) -> Images:
-    images, labels = data
-    return images.to(device), labels.to(device)
-
-
 def in_batches(rows: Tensor, batch: int) -> tuple[Tensor, ...]:
     """Rows in batches. A last batch of one joins the one before it: norms need more than one image."""
     batches = max(1, len(rows) // batch + (len(rows) % batch > 1))
     return rows.tensor_split([number * batch for number in range(1, batches)])
-
-
-def validating(task: Task, part: float, seed: int, index: int) -> Task:
-    """The task with a part of its training images, of each class alike, in the place of its test images: for choosing
-    settings. The cut depends on the seed alone."""
-    images, labels = tensors(task.train)
-    order = torch.randperm(len(labels), generator=spawn(seed, "validation", index))
-    held_out, kept = [], []
-    for label in labels.unique():
-        of_class = order[labels[order] == label]
-        count = max(1, round(part * len(of_class)))
-        if count >= len(of_class):
-            raise ConfigError(
-                f"data.validation: {part:g} leaves no training images of class {int(label)} of task {task.name!r}"
-            )
-        held_out.append(of_class[:count])
-        kept.append(of_class[count:])
-    train, test = torch.cat(kept), torch.cat(held_out)
-    return task._replace(train=(images[train], labels[train]), test=(images[test], labels[test]))
 
 
 def tensors(source: Images | Dataset[Any]) -> Images:

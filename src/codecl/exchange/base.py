@@ -43,10 +43,10 @@ class Traffic:
     @contextmanager
     def aside(self) -> Iterator[dict[MessageKind, Sent]]:
         """What leaves in here is not counted but handed out, for `add`."""
-        before, self._sent = self._sent, {}
-        found = self._sent
+        before = self._sent
+        self._sent = {}
         try:
-            yield found
+            yield self._sent
         finally:
             self._sent = before
 
@@ -69,7 +69,6 @@ class Pending(Protocol):
 
     def wait(self) -> Tensor:
         """The neighbour-weighted sums [A, D]."""
-        ...
 
 
 class Exchange(Protocol):
@@ -81,23 +80,18 @@ class Exchange(Protocol):
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Pending:
         """Send each row to those who hear it. `wait` gives W_mix · rows."""
-        ...
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""
-        ...
 
     def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """`root`'s tensors and their digest, as they arrive here along its breadth-first tree; None: `root` is gone."""
-        ...
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         """Mean squared distance to the average of all agents. Watching only: not part of the algorithm, not counted."""
-        ...
 
     def gather(self, rows_A: Tensor) -> Tensor:
         """The rows of all agents, here. Watching only, not counted."""
-        ...
 
 
 def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> Flood | None:

@@ -180,7 +180,7 @@ def complete(agents: int, config: TopologyConfig, seed: int) -> Graph:
 
 
 def star(agents: int, config: TopologyConfig, seed: int) -> Graph:
-    """Agent 0 in the position."""
+    """Agent 0 in the middle."""
     return nx.star_graph(agents - 1)
 
 

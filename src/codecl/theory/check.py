@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codecl import theory
 from codecl.exchange import topology as topologies
 from codecl.exchange.topology import Matrix, TopologyConfig
 from codecl.seeding import spawn
-from codecl.theory import bounds
 from codecl.theory.problems import Problem, basis, logistic, quadratic
 from codecl.theory.walks import Steps, Walk, stepped, walked
 
@@ -98,7 +98,7 @@ def checked(count: int, copies: int, steps: int, names: Sequence[str] = TOPOLOGI
     for number, problem in enumerate(problems(count)):
         for name in names:
             mixing = graph(name, AGENTS)
-            rate = (1 + number % 3) / 3 * bounds.largest_rate(problem.free.smooth, bounds.contraction(mixing))
+            rate = (1 + number % 3) / 3 * theory.largest_rate(problem.free.smooth, theory.contraction(mixing))
             walk = Walk(problem, mixing, rate, steps, copies, seed=number)
             yield from inequalities(f"{problem.name}, {name}", walk)
 
@@ -106,16 +106,16 @@ def checked(count: int, copies: int, steps: int, names: Sequence[str] = TOPOLOGI
 def broken(count: int, copies: int, steps: int = 1500) -> Iterator[Checked]:
     """The control: the same checks on mixing that does not keep the mean, against the bounds of the sound matrix."""
     sound = graph("exponential", AGENTS)
-    s = bounds.contraction(sound)
+    s = theory.contraction(sound)
     for number, problem in enumerate(problems(count)):
-        rate = 0.1 * bounds.largest_rate(problem.free.smooth, s)
+        rate = 0.1 * theory.largest_rate(problem.free.smooth, s)
         walk = Walk(problem, columns_broken(sound), rate, steps, copies, seed=number, batch=8)
         yield from inequalities(f"{problem.name}, broken exponential", walk, s)
 
 
-def passes_though_broken(found: Sequence[Checked]) -> list[Checked]:
+def passes_though_broken(checked: Sequence[Checked]) -> list[Checked]:
     """What a control should have failed: the kept mean always, the gradient bound where agents' objectives differ."""
-    fails = [row for row in found if row.what == KEPT or (row.what == GRADIENT and "apart" in row.case)]
+    fails = [row for row in checked if row.what == KEPT or (row.what == GRADIENT and "apart" in row.case)]
     return [row for row in fails if row.holds]
 
 
@@ -123,12 +123,12 @@ def inequalities(case: str, walk: Walk, s: float | None = None) -> list[Checked]
     """All checks of one walk. `s`: of another mixing matrix than the walk's."""
     done, problem = stepped(walk), walk.problem
     known, agents = problem.free, len(walk.mixing)
-    s = bounds.contraction(walk.mixing) if s is None else s
-    max_error = bounds.consensus(walk.lr, known.noise / walk.batch, known.spread, agents, s)
+    s = theory.contraction(walk.mixing) if s is None else s
+    max_error = theory.consensus(walk.lr, known.noise / walk.batch, known.spread, agents, s)
     above = float(problem.objective(problem.start_D)) - known.lowest
     mean_KSF, apart_KS = done.coords_KSNF.mean(2), disagreement(done.coords_KSNF)
     free_KSF = problem.gradients(problem.at(mean_KSF[:-1])) @ problem.free_DF
-    limit = bounds.gradient(above, walk.lr, walk.steps, known.smooth, known.noise / walk.batch / agents, max_error)
+    limit = theory.gradient(above, walk.lr, walk.steps, known.smooth, known.noise / walk.batch / agents, max_error)
     return [
         Checked("Lemma 1: ⟨g, g̃⟩ = ‖g̃‖²", case, _lemma_1(done, problem), ROUNDING),
         Checked(KEPT, case, _kept(done, walk.lr), ROUNDING),
@@ -140,14 +140,14 @@ def inequalities(case: str, walk: Walk, s: float | None = None) -> list[Checked]
 
 def counterexamples() -> Iterator[Checked]:
     """Where the printed bounds do not hold."""
-    one, two = torch.eye(2, dtype=torch.float64).unbind()
-    uphill = quadratic("½‖x - a‖², a in the core", torch.eye(2).double(), -two.expand(8, 1, 2), one[:, None])
+    free_D, core_D = torch.eye(2, dtype=torch.float64)
+    uphill = quadratic("½‖x - a‖², a in the core", torch.eye(2).double(), -core_D.expand(8, 1, 2), free_D[:, None])
     mixing, mu, steps = graph("ring", 8), 0.1, 50
-    s = bounds.contraction(mixing)
-    rate = sum(bounds.printed_window(1, mu, s)) / 2
-    found = torch.stack(list(walked(Walk(uphill, mixing, rate, steps, 1))))[:-1]
-    left = uphill.gradients(uphill.at(found.mean(2))).square().sum(-1).mean()
-    printed = bounds.printed_gradient(0.5, rate, steps, 1, 0, bounds.printed_consensus(rate, mu, 0, 0, s, 0))
+    s = theory.contraction(mixing)
+    rate = sum(theory.printed_window(1, mu, s)) / 2
+    coords_KSNF = torch.stack(list(walked(Walk(uphill, mixing, rate, steps, 1))))[:-1]
+    left = uphill.gradients(uphill.at(coords_KSNF.mean(2))).square().sum(-1).mean()
+    printed = theory.printed_gradient(0.5, rate, steps, 1, 0, theory.printed_consensus(rate, mu, 0, 0, s, 0))
     yield Checked("Theorem 1: mean squared gradient, core and free", uphill.name, float(left), math.inf, printed)
 
     line = torch.ones(1, 1, dtype=torch.float64)
@@ -184,4 +184,4 @@ def _lemma_2(done: Steps, walk: Walk, s: float) -> float:
     mu = float((done.moves_KSNF.norm(dim=-1) / done.grads_KSND.norm(dim=-1).clamp(min=1e-30)).max())
     own_KSND = problem.own_gradients(problem.at(done.coords_KSNF[:-1]))
     mean = float(own_KSND.mean(2).square().sum(-1).mean())
-    return bounds.printed_consensus(walk.lr, mu, whole.noise / walk.batch, whole.spread, s, mean)
+    return theory.printed_consensus(walk.lr, mu, whole.noise / walk.batch, whole.spread, s, mean)

@@ -62,8 +62,9 @@ class Problem(NamedTuple):
             return self.loss(point_D, examples_PE).mean()
 
         flat = points_ND.reshape(-1, *points_ND.shape[-2:])
-        one = torch.func.vmap(torch.func.grad(objective))
-        return torch.func.vmap(lambda row_ND: one(row_ND, self.examples_NPE), chunk_size=512)(flat).view_as(points_ND)
+        by_agent = torch.func.vmap(torch.func.grad(objective))
+        grads = torch.func.vmap(lambda row_ND: by_agent(row_ND, self.examples_NPE), chunk_size=512)(flat)
+        return grads.view_as(points_ND)
 
     def at(self, coords_F: Tensor) -> Tensor:
         """The points with these coordinates."""

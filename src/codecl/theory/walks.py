@@ -23,8 +23,6 @@ from codecl.train.events import Stepped, TaskOpened
 from codecl.train.loop import train
 from codecl.train.state import Setup, State
 
-CPU = torch.device("cpu")
-
 
 def side_by_side(mixing: Matrix, copies: int) -> Matrix:
     """Groups that never meet, each mixing in itself."""
@@ -74,7 +72,7 @@ def prepared(walk: Walk) -> tuple[Setup, State]:
     mixing = side_by_side(walk.mixing, walk.copies)
     topology = Topology("copies", nx.from_numpy_array(mixing.T, create_using=nx.DiGraph), mixing)
     module = AsModule(problem).double()
-    setup, state = build_setup(config, [TaskData(0, task, options)], CPU, module, topology=topology)
+    setup, state = build_setup(config, [TaskData(0, task, options)], torch.device("cpu"), module, topology=topology)
     return setup, state._replace(memory={"point/0": problem.free_DF})
 
 

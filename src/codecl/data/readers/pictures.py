@@ -35,7 +35,7 @@ def read(tree: Tree, options: ImportOptions) -> ImageSet | None:
     pictures = [name for name in tree.names if PurePosixPath(name).suffix.lower() in SUFFIXES and "/" in name]
     if not pictures:
         return None
-    split = _given(tree, pictures) or _cut(tree, pictures, options)
+    split = _given(pictures) or _cut(tree, pictures, options)
     decoded, notes = _decode(tree, [name for names in split.values() for name in names], options)
     classes = sorted({_class(name) for name in split["train"]})
     strange = sorted({_class(name) for name in split["test"]} - set(classes))
@@ -58,7 +58,7 @@ def _class(name: str) -> str:
     return name.split("/")[-2]
 
 
-def _given(tree: Tree, names: list[str]) -> dict[str, list[str]] | None:
+def _given(names: list[str]) -> dict[str, list[str]] | None:
     """The split that folders called train and test give; None where there are none."""
     split: dict[str, list[str]] = {"train": [], "test": []}
     for name in names:

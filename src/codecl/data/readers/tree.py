@@ -38,7 +38,9 @@ class Tree:
 def opened(path: Path) -> Iterator[Tree]:
     """The files in a folder or an archive."""
     if path.is_dir():
-        yield _tree(path, _walk(path), lambda name: (path / name).read_bytes())
+        files = [Path(folder) / file for folder, _, files in os.walk(path) for file in files]
+        names = [file.relative_to(path).as_posix() for file in files]
+        yield _tree(path, names, lambda name: (path / name).read_bytes())
         return
     try:
         opener = _zip if zipfile.is_zipfile(path) else _tar if tarfile.is_tarfile(path) else None
@@ -46,50 +48,40 @@ def opened(path: Path) -> Iterator[Tree]:
         raise DataError(f"{path}: cannot be read ({error})") from error
     if opener is None:
         yield Tree(path, (), lambda name: b"")
-    else:
-        with opener(path) as tree:
-            yield tree
+        return
+    try:
+        archive, tree = opener(path)
+    except BROKEN as error:
+        raise DataError(f"{path}: not a whole archive ({error})") from error
+    with archive:
+        yield tree
 
 
 def _tree(path: Path, names: list[str], fetch: Callable[[str], bytes]) -> Tree:
-    seen = (name for name in names if not any(part.startswith((".", "__MACOSX")) for part in name.split("/")))
+    seen = {name for name in names if not any(word.startswith((".", "__MACOSX")) for word in name.split("/"))}
     return Tree(path, tuple(sorted(seen)), fetch)
 
 
-def _walk(path: Path) -> list[str]:
-    found = []
-    for place, _, files in os.walk(path):
-        found += [(Path(place) / file).relative_to(path).as_posix() for file in files]
-    return found
+def _zip(path: Path) -> tuple[zipfile.ZipFile, Tree]:
+    archive = zipfile.ZipFile(path)
+    names = [member.filename for member in archive.infolist() if not member.is_dir()]
+    return archive, _tree(path, names, archive.read)
 
 
-@contextmanager
-def _zip(path: Path) -> Iterator[Tree]:
-    try:
-        archive = zipfile.ZipFile(path)
-    except BROKEN as error:
-        raise DataError(f"{path}: not a whole archive ({error})") from error
-    with archive:
-        names = [member.filename for member in archive.infolist() if not member.is_dir()]
-        yield _tree(path, names, archive.read)
-
-
-@contextmanager
-def _tar(path: Path) -> Iterator[Tree]:
-    try:
-        archive = tarfile.open(path)  # noqa: SIM115  (closed below; opening alone may fail)
-        members = {}
-        held, room = {}, IN_MEMORY
-        for member in (member for member in archive if member.isfile()):
-            name = member.name.removeprefix("./")
-            members[name] = member
-            if member.size <= room:  # going back in a .tar.gz means unpacking it from its start
-                held[name], room = _member(archive, member), room - member.size
-    except BROKEN as error:
-        raise DataError(f"{path}: not a whole archive ({error})") from error
-
-    with archive:
-        yield _tree(path, list(members), lambda name: held.get(name) or _member(archive, members[name]))
+def _tar(path: Path) -> tuple[tarfile.TarFile, Tree]:
+    archive = tarfile.open(path)  # noqa: SIM115  (its user closes it)
+    members: dict[str, tarfile.TarInfo] = {}
+    held: dict[str, bytes] = {}
+    room = IN_MEMORY
+    for member in archive:
+        if not member.isfile():
+            continue
+        name = member.name.removeprefix("./")
+        members[name] = member
+        if member.size <= room:  # going back in a .tar.gz means unpacking it from its start
+            held[name] = _member(archive, member)
+            room -= member.size
+    return archive, _tree(path, list(members), lambda name: held.get(name) or _member(archive, members[name]))
 
 
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

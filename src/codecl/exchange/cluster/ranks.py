@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet, who leads, and how they end together when one of them fails.
+"""The processes of a run: how they meet, which one is the main one, and how they end together when one of them fails.
 
 A launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and LOCAL_RANK). The first rank that
 fails leaves a note where all can read it, before it closes its connections: whoever then misses it says, and ends
@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
 from codecl.exchange.base import Exchange
-from codecl.exchange.cluster.exchange import Cluster, blocks
+from codecl.exchange.cluster import Cluster, blocks
 from codecl.exchange.cluster.wire import BOUNDARY, RankLost, Wire
 from codecl.exchange.simulated import Simulated
 from codecl.exchange.topology import Topology
@@ -52,11 +52,10 @@ class Ranks:
         return self.rank == 0
 
     def broadcast(self, look: Callable[[], T]) -> T:
-        """What the leading rank finds when it looks, at every rank. Plain values only: they travel as JSON."""
+        """What the main rank finds when it looks, at every rank. Plain values only: they travel as JSON."""
         if self.size == 1:
             return look()
-        text = self.broadcast_bytes(lambda: json.dumps(look()).encode())
-        out: T = json.loads(text)
+        out: T = json.loads(self.broadcast_bytes(lambda: json.dumps(look()).encode()))
         return out
 
     def broadcast_bytes(self, look: Callable[[], bytes]) -> bytes:
@@ -92,7 +91,7 @@ def joined(exchange: str, device: torch.device) -> Iterator[Ranks]:
 
     `exchange`: simulated, cluster, or auto: cluster where a launcher started more than one process."""
     global _joined
-    name = chosen(exchange)
+    name = _chosen(exchange)
     if _joined is not None:
         yield _joined
     elif name == "simulated":
@@ -100,7 +99,7 @@ def joined(exchange: str, device: torch.device) -> Iterator[Ranks]:
     else:
         ranks, store = _meet(device)
         _joined = ranks
-        with on_terminate(_terminated):
+        with _on_terminate():
             try:
                 yield ranks
                 ranks.broadcast(lambda: None)  # nobody leaves while another may still wait for it
@@ -111,7 +110,7 @@ def joined(exchange: str, device: torch.device) -> Iterator[Ranks]:
                 _part()
 
 
-def chosen(exchange: str) -> str:
+def _chosen(exchange: str) -> str:
     if exchange == "auto":
         return "cluster" if os.environ.get("WORLD_SIZE", "1") != "1" else "simulated"
     if exchange not in NAMES:
@@ -167,11 +166,13 @@ def _failed(ranks: Ranks, store: Store, error: BaseException) -> BaseException:
     except RuntimeError:
         first = {**note, "text": f"rank 0 is gone, and with it the place where all meet ({note['text']})"}
     _part()  # the others notice
-    if ranks.is_main:
-        _linger(store, ranks.size - 1 - first["lost"])
-    else:
-        with suppress(RuntimeError):
+    with suppress(RuntimeError):
+        if not ranks.is_main:
             store.add("read", 1)
+        deadline = time.monotonic() + LINGER_S
+        others = ranks.size - 1 - first["lost"]
+        while ranks.is_main and store.add("read", 0) < others and time.monotonic() < deadline:
+            time.sleep(0.05)
     if not isinstance(error, CodeclError):
         return error
     out = KINDS.get(first["code"], RunFailed)(first["text"])
@@ -193,25 +194,14 @@ def _code(error: BaseException) -> int:
     return code if isinstance(code, int) else 1
 
 
-def _linger(store: Store, others: int) -> None:
-    deadline = time.monotonic() + LINGER_S
-    with suppress(RuntimeError):
-        while store.add("read", 0) < others and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
 def _part() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _terminated() -> RunFailed:
-    return RunFailed("ended by the launcher (SIGTERM)")
-
-
 @contextmanager
-def on_terminate(error: Callable[[], Exception]) -> Iterator[None]:
-    """In here SIGTERM raises this error, after some seconds in which a better reason may show.
+def _on_terminate() -> Iterator[None]:
+    """In here SIGTERM raises an error, after some seconds in which a better reason may show.
 
     Left by an error, the process still ends only some seconds after the signal: it has that error to report."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
@@ -224,15 +214,16 @@ def on_terminate(error: Callable[[], Exception]) -> Iterator[None]:
 
     def end(*_: Any) -> None:
         if inside:
-            raise error()
+            raise RunFailed("ended by the launcher (SIGTERM)")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, wait), signal.signal(signal.SIGALRM, end)
+    before_terminate = signal.signal(signal.SIGTERM, wait)
+    before_alarm = signal.signal(signal.SIGALRM, end)
     try:
         yield
     finally:
         inside = False
     signal.alarm(0)
-    signal.signal(signal.SIGTERM, before[0])
-    signal.signal(signal.SIGALRM, before[1])
+    signal.signal(signal.SIGTERM, before_terminate)
+    signal.signal(signal.SIGALRM, before_alarm)

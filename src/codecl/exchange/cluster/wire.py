@@ -55,13 +55,12 @@ class Wire:
 
     def post(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> Posted:
         """One tensor to each of these ranks, one from each of those, all at once."""
-        peers = [*receives, *sends]
         ops = [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives.items()]
         ops += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends.items()]
         self.sent_bytes += sum(tensor.nbytes for tensor in sends.values())
         if not ops:
             return Posted((), ())
-        names = [self.name(peer) for peer in peers]
+        names = [self.name(peer) for peer in (*receives, *sends)]
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
@@ -69,9 +68,6 @@ class Wire:
         if len(works) != len(ops):  # NCCL makes one of all
             names = [" or ".join(names)]
         return Posted(list(zip(names, works, strict=True)), list(sends.values()), self.device.type == "cpu")
-
-    def send(self, peer: int, tensor: Tensor) -> Posted:
-        return self.post({peer: tensor}, {})
 
     def receive(self, peer: int, tensor: Tensor) -> Tensor:
         """`tensor`, filled with what the peer sends."""
@@ -82,7 +78,7 @@ class Wire:
         """Bytes of any length, which `hear` takes."""
         length = torch.tensor([len(text)], device=self.device)
         body = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-        return [self.send(peer, length), self.send(peer, body.to(self.device))]
+        return [self.post({peer: tensor}, {}) for tensor in (length, body.to(self.device))]
 
     def hear(self, peer: int) -> bytes:
         length = int(self.receive(peer, torch.zeros(1, dtype=torch.long, device=self.device)))
@@ -118,10 +114,9 @@ def unpacked(data: bytes, device: torch.device) -> dict[str, Tensor]:
 
 
 def _lost(name: str, error: RuntimeError, patience: timedelta) -> RankLost:
-    said = str(error)
     why = reason(error)
-    if CLOSED.search(said):
+    if CLOSED.search(str(error)):
         why = "its connection closed"
-    elif LATE.search(said):
+    elif LATE.search(str(error)):
         why = f"nothing came for {patience.total_seconds():.0f} s"
     return RankLost(f"{name} is gone ({why})")
