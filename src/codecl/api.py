@@ -19,14 +19,13 @@ from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph
 from codecl.methods import METHODS, Method
 from codecl.registry import code_digest
-from codecl.runs import extend, reader, resume
+from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
-from codecl.runs.folder import folder_of, labels_of
 from codecl.runs.model import load
 from codecl.runs.reader import read_config
 from codecl.runs.schema import Metrics
-from codecl.runs.writer import NullWriter, RunWriter, Writer
+from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
 from codecl.train import autotune
 from codecl.train.events import Event, RunStarted, of_type
 from codecl.train.execution import Execution
@@ -213,7 +212,7 @@ def _open(folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: boo
     if not here.is_main:
         return NullWriter(config, labels)
     if after is not None and (again or not (folder / "checkpoint").exists()):
-        extend.begin(after, folder, config, setup)
+        resume.extend(after, folder, config, setup)
     if again and after is None:
         writer = RunWriter.new(folder, config, labels)
     else:

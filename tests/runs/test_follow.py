@@ -15,7 +15,7 @@ from codecl.errors import DataError
 from codecl.methods import METHODS
 from codecl.runs import follow
 from codecl.runs.follow import Follower, RunFolder, RunFollower, find, state_of, together
-from codecl.runs.progress import Progress, progress
+from codecl.runs.metrics import Progress, progress
 from codecl.runs.reader import EventTail, read_events, read_metrics
 from codecl.train.events import Agreed, EpochEnded, Evaluated, Grown, MemberChanged, RunStarted
 from tests import problems

@@ -20,11 +20,10 @@ from codecl.peers.node import Node, OutOfSync
 from codecl.runs import config as configs
 from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig
-from codecl.runs.folder import folder_of as run_folder_of
-from codecl.runs.folder import labels_of
 from codecl.runs.reader import read_events, recorded
 from codecl.runs.schema import Metrics
-from codecl.runs.writer import RunWriter
+from codecl.runs.writer import RunWriter, labels_of
+from codecl.runs.writer import folder_of as run_folder_of
 from codecl.train.events import (
     Agreed,
     EpochEnded,

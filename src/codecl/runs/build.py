@@ -1,8 +1,10 @@
-"""From a config to everything that the loop needs, built and checked before anything trains."""
+"""From a config to everything that the loop needs, built and checked before anything trains; and what it runs on."""
 
 import copy
 import math
 import os
+import platform
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import codecl
 from codecl.data import store, streams
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
@@ -243,3 +246,33 @@ def device_of(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for but PyTorch sees no GPU; use --device auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Of this process, at work on this device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "codecl": codecl.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """Of the checkout that the package runs from, if it does; `+changes` where files differ from it."""
+    folder = Path(__file__).resolve().parent
+    if not (folder.parents[2] / ".git").exists():
+        return None
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

@@ -12,7 +12,7 @@ import yaml
 
 from codecl import files
 from codecl.errors import DataError
-from codecl.runs.progress import Progress, progress
+from codecl.runs.metrics import Progress, progress
 from codecl.runs.reader import AGENT, EVENTS, EventTail, read_metrics
 from codecl.train.events import Evaluated, Recorded, Status
 

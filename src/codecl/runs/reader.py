@@ -69,6 +69,14 @@ def find_runs(paths: Sequence[Path], marks: Sequence[str] = ("metrics.json",)) -
     return list(dict.fromkeys(folders))
 
 
+def one_run(path: Path) -> Path:
+    """The run folder at this path, or the only one under it."""
+    folders = find_runs([path])
+    if len(folders) > 1:
+        raise ConfigError(f"{path}: holds {len(folders)} runs; name one of them, such as {folders[0]}")
+    return folders[0]
+
+
 def read_run(folder: Path) -> Run:
     """A run that is complete, was stopped or goes on; DataError says why it cannot be used."""
     try:

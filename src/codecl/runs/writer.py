@@ -17,9 +17,9 @@ from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError, RunFailed
 from codecl.files import lock, write_text
 from codecl.runs import checkpoint
+from codecl.runs.build import environment
 from codecl.runs.checkpoint import Checkpoint
-from codecl.runs.config import RunConfig
-from codecl.runs.environment import environment
+from codecl.runs.config import RunConfig, preset, resolve
 from codecl.runs.metrics import last_of_task, metrics
 from codecl.runs.model import save_model
 from codecl.runs.reader import EVENTS, lasted_s, read_events
@@ -28,6 +28,48 @@ from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, 
 from codecl.train.state import State, TaskPosition
 
 Generators = Mapping[str, torch.Tensor]
+
+
+def folder_of(config: RunConfig, out: Path) -> Path:
+    """<out>/<preset>-<method>-<topology><agents>[-<digest>]/seed-<s>; the digest where more differs from the preset."""
+    name = f"{config.preset}-{word(config.method.name)}-{word(config.topology.name)}{config.agents}"
+    if not _as_preset(config):
+        name += f"-{config.digest()[:6]}"
+    return out / name / f"seed-{config.seed}"
+
+
+def labels_of(config: RunConfig, tasks: int, each_task_alone: bool = False, agent: int | None = None) -> Labels:
+    """What metrics and the first event call a run; `agent`: of a peer."""
+    return Labels(
+        benchmark=config.preset,
+        method=word(config.method.name),
+        agents=config.agents,
+        topology=word(config.topology.name),
+        seed=config.seed,
+        tasks=tasks,
+        each_task_alone=each_task_alone,
+        exchange=None if agent is None else "peers",
+        agent=agent,
+    )
+
+
+def word(name: str) -> str:
+    """A name that fits in a folder's: of `path/file.py:Thing`, the thing."""
+    return name.rpartition(":")[2].replace("/", "_")
+
+
+def _as_preset(config: RunConfig) -> bool:
+    try:
+        start = preset(config.preset)
+    except ConfigError:  # a name of the caller's own: nothing to compare with
+        return False
+    named = {
+        "seed": config.seed,
+        "agents": config.agents,
+        "method": {"name": config.method.name},
+        "topology": {"name": config.topology.name},
+    }
+    return resolve(start, named).decisive() == config.decisive()
 
 
 class Writer(Protocol):
