@@ -87,19 +87,15 @@ def fit(
         "data": {"stream": "own", "digest": " ".join(map(_task_digest, tasks))},
     }
     config = validate(merge(fields, settings))
-    common: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange, "again": again, "mu": mu}
-    return run(config, module=model, tasks=tasks, after=_folder(after, config), on_event=on_event, **common)
-
-
-def _folder(after: "str | Path | Result | None", config: RunConfig) -> Path | None:
-    """The run to go on from, which has learned the first of the config's tasks."""
-    if after is None:
-        return None
-    path = after.folder if isinstance(after, Result) else Path(after)
-    before, now = read_config(path).data.digest or "", config.data.digest or ""
-    if not now.startswith(before):
-        raise ConfigError(f"after: the tasks of {path} are not the first of these tasks; give them all, its own first")
-    return path
+    if after is not None:
+        after = after.folder if isinstance(after, Result) else Path(after)
+        first = read_config(after).data.digest or ""
+        if not (config.data.digest or "").startswith(first):
+            raise ConfigError(
+                f"after: the tasks of {after} are not the first of these tasks; give them all, its own first"
+            )
+    where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
+    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, on_event=on_event, **where)
 
 
 def _loaded(number: int, task: Any) -> Task:
@@ -156,29 +152,28 @@ def run(
     """Run a config and record it, or give back the run that is recorded already.
 
     `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks. `exchange`:
-    simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
-    call, the leading one records."""
-    with joined(exchange, device_of(device)) as here:
-        done = recorded(config, out, here, module)
+    simulated, cluster, or auto, which is cluster where a launcher started several processes: all make this call."""
+    with joined(exchange, device_of(device)) as ranks:
+        done = recorded(config, out, ranks, module)
         if done is not None and not again:
             return done
         folder = folder_of(config, out)
-        data = task_data(config, tasks, here.device)
-        with compute_settings(here.device), seeded(config.seed, "trial", here.device):
-            setup, state = build_setup(config, data, here.device, module, here.exchange)
-        writer = _open(folder, config, setup, here, again, after)
+        data = task_data(config, tasks, ranks.device)
+        with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
+            setup, state = build_setup(config, data, ranks.device, module, ranks.exchange)
+        writer = _open(folder, config, setup, ranks, again, after)
         finished = False
         try:
-            with compute_settings(here.device):
-                setup = setup._replace(execution=_start(writer, config, setup, state, here))
-                with closing(resume.events(writer, setup, state, here, mu)) as events:
+            with compute_settings(ranks.device):
+                setup = setup._replace(execution=_start(writer, config, setup, state, ranks))
+                with closing(resume.events(writer, setup, state, ranks, mu)) as events:
                     for event in events:
                         if on_event is not None:
                             on_event(event)
             finished = True
         finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
             metrics = writer.close("complete" if finished else "partial")
-        return Result(here.broadcast(lambda: _dumped(metrics)), folder, True, module)
+        return Result(ranks.broadcast(lambda: _dumped(metrics)), folder, True, module)
 
 
 def _dumped(metrics: Metrics | None) -> dict[str, Any]:
@@ -188,60 +183,53 @@ def _dumped(metrics: Metrics | None) -> dict[str, Any]:
 
 def recorded(config: RunConfig, out: Path, ranks: Ranks, module: nn.Module | None = None) -> Result | None:
     """The run of this config, where its folder holds it complete; no data is read. All processes make this call."""
-    _check_ranks(config, ranks)
+    leading = parse(ranks.broadcast(lambda: config.model_dump(mode="json")))
+    if leading.decisive() != config.decisive():  # other data or initial weights at one of them would spoil the run
+        others = "; ".join(difference(leading, config)[:3])
+        raise ConfigError(
+            f"ranks: rank {ranks.rank} has another config than rank 0 ({others}); every process should make the same"
+            " call, with the same data and a model from the same seed (torch.manual_seed)"
+        )
     check_files(config.data)  # another file is another run: one that is gone cannot be told
     folder = folder_of(config, out)
     metrics = ranks.broadcast(lambda: _dumped(reader.recorded(folder, config)))
     return Result(metrics, folder, False, module) if metrics else None
 
 
-def _check_ranks(config: RunConfig, here: Ranks) -> None:
-    """Every process makes the same call: other data, settings or initial weights at one of them would spoil the run."""
-    leading = parse(here.broadcast(lambda: config.model_dump(mode="json")))
-    if leading.decisive() != config.decisive():
-        others = "; ".join(difference(leading, config)[:3])
-        raise ConfigError(
-            f"ranks: rank {here.rank} has another config than rank 0 ({others}); every process should make the same"
-            " call, with the same data and a model from the same seed (torch.manual_seed)"
-        )
-
-
-def _open(folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None) -> Writer:
+def _open(folder: Path, config: RunConfig, setup: Setup, ranks: Ranks, again: bool, after: Path | None) -> Writer:
     """The run folder, open for writing where this process leads."""
     labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone)
-    if not here.is_main:
+    if not ranks.is_main:
         return NullWriter(config, labels)
     if after is not None and (again or not (folder / "checkpoint").exists()):
         resume.extend(after, folder, config, setup)
     if again and after is None:
         writer = RunWriter.new(folder, config, labels)
     else:
-        writer = RunWriter.resume(folder, config, labels, here.device)
-    writer.environment(here.device)
-    writer.tasks([data.describe() for data in setup.tasks])
+        writer = RunWriter.resume(folder, config, labels, ranks.device)
+    writer.describe(ranks.device, [data.describe() for data in setup.tasks])
     return writer
 
 
-def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, here: Ranks) -> Execution:
-    """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
-    recorded."""
+def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks: Ranks) -> Execution:
+    """How agents share the device: as before where the run is resumed; else the leading process chooses and records."""
 
     def choose() -> Sequence[Any]:
         for started in of_type(writer.events, RunStarted):
             return started.execution, started.ms_per_step, started.measured
         if config.train.execution != "auto":
             return autotune.Choice(setup.execution, {}, False)
-        with seeded(config.seed, "trial", here.device):
+        with seeded(config.seed, "trial", ranks.device):
             return autotune.choose(setup, state)
 
-    choice = autotune.Choice(*here.broadcast(choose))
+    choice = autotune.Choice(*ranks.broadcast(choose))
     if not writer.events:
         started = writer.labels.started(
             edges=setup.topology.edges,
             contraction=setup.topology.contraction,
             digest=config.digest(),
-            exchange=here.name,
-            ranks=here.size,
+            exchange=ranks.name,
+            ranks=ranks.size,
             **choice._asdict(),
         )
         writer.event(started)

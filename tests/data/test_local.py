@@ -87,7 +87,7 @@ def test_the_scale_is_the_stated_one_whatever_the_images(mine):
     data = task_data(settings(mine), None, CPU, alone=True)[0]
     white = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
     assert data.prepare(white).item() == pytest.approx(2.0)
-    assert data.describe()["mean"] == [0.5]
+    assert data.describe().mean == (0.5,)
 
 
 def test_streams_with_published_numbers_need_none_stated(tmp_path, monkeypatch):

@@ -127,8 +127,7 @@ def _begun(folder: Path, member: Member) -> bool:
 def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> RunWriter:
     labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
     writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
-    writer.environment(setup.tasks[0].train[1].device)
-    writer.tasks([data.describe() for data in setup.tasks])
+    writer.describe(setup.tasks[0].train[1].device, [data.describe() for data in setup.tasks])
     return writer
 
 

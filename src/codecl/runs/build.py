@@ -78,18 +78,19 @@ def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
 
 
 def load_tasks(config: RunConfig, alone: bool = False, read: ReadStream = read_stream) -> list[Task]:
-    """The tasks that a config names. `alone`: for one agent, which may have data of its own. `read`: another than
-    read_stream, such as a cache of it."""
-    _check_alone(config, alone)
-    return _selected(read(config.data.stream, config.data.local_path), config)
-
-
-def _check_alone(config: RunConfig, alone: bool) -> None:
-    if config.data.local_path is not None and not alone:
+    """So many tasks as a config names, scaled as it says. `alone`: for one agent, which may have data of its own.
+    `read`: another than read_stream, such as a cache of it."""
+    data = config.data
+    if data.local_path is not None and not alone:
         raise ConfigError(
-            f"data.local_path: {config.data.local_path!r} is the data of one agent, but this run holds {config.agents};"
+            f"data.local_path: {data.local_path!r} is the data of one agent, but this run holds {config.agents};"
             " leave it out, or start each agent by itself with `codecl agent`"
         )
+    tasks = read(data.stream, data.local_path)
+    if data.tasks is not None and data.tasks > len(tasks):
+        raise ConfigError(f"data.tasks: {data.tasks} is more than the {len(tasks)} tasks of the stream")
+    selected = tasks[: data.tasks]
+    return [task._replace(mean=data.mean, std=data.std) for task in selected] if data.mean else selected
 
 
 def check_files(data: DataConfig) -> None:
@@ -97,15 +98,6 @@ def check_files(data: DataConfig) -> None:
     for name in streams.data_sets(data.stream) if data.local_path is None else ():
         if not store.path_of(name).is_file():
             raise store.missing(name)
-
-
-def _selected(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
-    """So many as the config wants, scaled as it says."""
-    data = config.data
-    if data.tasks is not None and data.tasks > len(tasks):
-        raise ConfigError(f"data.tasks: {data.tasks} is more than the {len(tasks)} tasks of the stream")
-    first = list(tasks)[: data.tasks]
-    return [task._replace(mean=data.mean, std=data.std) for task in first] if data.mean else first
 
 
 def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
@@ -117,10 +109,10 @@ def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
 def task_data(
     config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False
 ) -> list[TaskData]:
-    """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent of them; with
-    data of its own, that is its shard, whichever number it has."""
-    _check_alone(config, alone)
-    selected = _selected(tasks, config) if tasks is not None else load_tasks(config, alone)
+    """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent, whose own data
+    would be its shard."""
+    read = read_stream if tasks is None else lambda *_: list(tasks)
+    selected = load_tasks(config, alone, read)
     options = TaskOptions(config.agents, config.seed, getattr(torch, config.dtype), device, config.data)
     data = [TaskData(index, task, options) for index, task in enumerate(selected)]
     for task in data:

@@ -14,7 +14,7 @@ from codecl import files
 from codecl.errors import DataError
 from codecl.runs.metrics import Progress, progress
 from codecl.runs.reader import AGENT, EVENTS, EventTail, read_metrics
-from codecl.train.events import Evaluated, Recorded, Status
+from codecl.train.events import Evaluated, Status
 
 Liveness = Literal["starting", "under way", "silent", "stopped", "complete", "degraded"]
 GOING: tuple[Liveness, ...] = ("starting", "under way", "silent")
@@ -54,7 +54,6 @@ class RunFollower:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tail = EventTail(folder)
-        self._events: list[Recorded] = []
         self._progress = Progress()
         self._epochs = 0
         self._written = False  # whether someone was ever seen to write
@@ -74,21 +73,15 @@ class RunFollower:
     def _read(self) -> tuple[Progress, ...]:
         """Takes up what is new; gives the progress at each task's end in it, but for the first look."""
         first, self._looked = not self._looked, True
-        news = self._tail.read()
-        if news.restarted:
-            self._events = []
+        before = self._tail.read()
+        events = self._tail.events
+        if before == 0:  # it begins, or began again
             self._progress = Progress()
-        if not news.events:
-            return ()
-        if not self._events:
             self._epochs = _epochs(self.folder)
-        before = len(self._events)
-        self._events += news.events
-        self._progress = progress(self._events, self._epochs)
-        if first:
-            return ()
-        ends = [at for at, event in enumerate(news.events, before + 1) if isinstance(event, Evaluated)]
-        return tuple(progress(self._events[:end], self._epochs) for end in ends)
+        if len(events) > before:
+            self._progress = progress(events, self._epochs)
+        ends = [at for at, event in enumerate(events, 1) if at > before and isinstance(event, Evaluated)]
+        return () if first else tuple(progress(events[:end], self._epochs) for end in ends)
 
     def _closed(self, status: Status) -> bool:
         """Whether the run's last word, its metrics, is there."""
@@ -128,19 +121,15 @@ class RunFolder(NamedTuple):
 
 def find(path: Path) -> list[RunFolder]:
     """The runs at or under this path, begun or finished."""
-    if _is_run(path):
+    if (path / EVENTS).is_file():
         return [RunFolder(path)]
     agents: dict[Path, list[Path]] = {}
     for folder in sorted(_runs(path), key=_in_order):
-        if AGENT.fullmatch(folder.name) and not _is_run(folder.parent):
+        if AGENT.fullmatch(folder.name) and not (folder.parent / EVENTS).is_file():
             agents.setdefault(folder.parent, []).append(folder)
         else:
             agents[folder] = []
     return [RunFolder(folder, tuple(its_agents)) for folder, its_agents in agents.items()]
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / EVENTS).is_file()
 
 
 def _runs(path: Path) -> Iterator[Path]:

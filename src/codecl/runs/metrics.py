@@ -35,11 +35,8 @@ PHASES = {
     "links": "ending",
     "end": "ended",
 }
-# what a change in membership says: the agent is away, or it is here (again)
-AWAY = {
-    **dict.fromkeys(("lost", "dead", "gone", "absent", "disconnected"), True),
-    **dict.fromkeys(("back", "alive", "connected", "joined", "restarted"), False),
-}
+AWAY = ("lost", "dead", "gone", "absent", "disconnected")  # states of a neighbour
+PRESENT = ("back", "alive", "connected", "joined", "restarted")
 RECENT = 5  # epochs that tell how fast it goes
 
 
@@ -81,13 +78,12 @@ def last_of_task(events: Iterable[T]) -> list[T]:
 
 def _mu(epochs: Sequence[EpochEnded]) -> list[MeanMax]:
     """How constrained the gradient was, of each task: mean and maximum of what its epochs saw."""
-    means: dict[int, list[float]] = {}
-    largest: dict[int, float] = {}
+    by_task: dict[int, list[MeanMax]] = {}
     for epoch in epochs:
         if epoch.mu_mean is not None and epoch.mu_max is not None:
-            means.setdefault(epoch.task, []).append(epoch.mu_mean)
-            largest[epoch.task] = max(epoch.mu_max, largest.get(epoch.task, epoch.mu_max))
-    return [MeanMax(mean=sum(seen) / len(seen), max=largest[task]) for task, seen in means.items()]
+            by_task.setdefault(epoch.task, []).append(MeanMax(mean=epoch.mu_mean, max=epoch.mu_max))
+    seen = by_task.values()
+    return [MeanMax(mean=sum(mu.mean for mu in mus) / len(mus), max=max(mu.max for mu in mus)) for mus in seen]
 
 
 def rows(events: Sequence[Recorded]) -> Rows:
@@ -119,14 +115,16 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
     agreement; `cc_by_task` training only; `cc_reference` as the authors count: training only, all heads and all norms
     in every message."""
     epochs, agreements = of_type(events, EpochEnded), of_type(events, Agreed)
+    closed = of_type(events, LinksClosed)[-1:]
     train_bytes = sum(epoch.bytes for epoch in epochs)
     boundary_bytes = sum(message.bytes for message in of_type(events, Sent)) - train_bytes
     full_bytes = reference_full = reference_sent = 0
     by_task: list[float | None] = []
     for task in last_of_task(of_type(events, TaskOpened)):
-        size, training = task.full * task.itemsize, _of_task(epochs, task.task)
+        size = task.full * task.itemsize
+        training = [epoch for epoch in epochs if epoch.task == task.task]
         messages = sum(epoch.messages for epoch in training)
-        full_bytes += size * (messages + sum(event.messages for event in _of_task(agreements, task.task)))
+        full_bytes += size * (messages + sum(event.messages for event in agreements if event.task == task.task))
         by_task.append(_ratio(size * messages, sum(epoch.bytes for epoch in training)))
         reference_full += messages * (task.full + task.reference_extra)
         reference_sent += messages * (task.coordinates + task.reference_extra)
@@ -137,18 +135,9 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
         train_bytes=train_bytes,
         boundary_bytes=boundary_bytes,
         full_bytes=full_bytes,
-        wire_bytes=_wire_bytes(events),
+        # what a peer handed to its links, headers of ours included, those of gRPC and TLS not
+        wire_bytes=sum(link.sent + link.headers_sent for link in closed[0].links.values()) if closed else None,
     )
-
-
-def _of_task(events: Sequence[T], task: int) -> list[T]:
-    return [event for event in events if event.task == task]
-
-
-def _wire_bytes(events: Sequence[Recorded]) -> int | None:
-    """What a peer handed to its links, headers of ours included, those of gRPC and TLS not."""
-    closed = of_type(events, LinksClosed)
-    return sum(link.sent + link.headers_sent for link in closed[-1].links.values()) if closed else None
 
 
 def _ratio(full: int, sent: int) -> float | None:
@@ -196,6 +185,7 @@ def progress(events: Sequence[Recorded], epochs: int) -> Progress:
     bounds = [event for event in events if isinstance(event, RunStarted | RunEnded)]
     return Progress(
         about,
+        epochs=epochs,
         phase=next(PHASES[event.kind] for event in reversed(events) if event.kind in PHASES),
         ended=bounds[-1].status if isinstance(bounds[-1], RunEnded) else None,
         tasks=about.tasks,
@@ -216,33 +206,28 @@ def _training(events: Sequence[Recorded], tasks: int, epochs: int, steps: int) -
     """What epochs tell: where training is, how fast it goes, how long it will take."""
     opened = {event.task: event for event in of_type(events, TaskOpened)}
     if not opened:
-        return {"epochs": epochs}
+        return {}
     current = opened[max(opened)]
-    epochs_by_place = {
-        (epoch.task, epoch.epoch): epoch for epoch in of_type(events, EpochEnded) if epoch.task in opened
-    }
-    done = list(epochs_by_place.values())
+    ended = {(event.task, event.epoch): event for event in of_type(events, EpochEnded) if event.task in opened}
+    done = list(ended.values())
     last = {event.task: event for event in last_of_task(done)}
     ahead = epochs * (sum(task.steps for task in opened.values()) + (tasks - len(opened)) * current.steps)
     recent = done[-RECENT:]
     took = sum(event.seconds for event in recent)
     pace = sum(opened[event.task].steps for event in recent) / took if took else None
-    return {
+    training = {
         "opened": len(opened),
         "names": [task.name for _, task in sorted(opened.items())],
         "epoch": last[current.task].epoch + 1 if current.task in last else 0,
-        "epochs": epochs,
         "all_steps": max(ahead, steps),
         "losses": [statistics.fmean(event.loss) for event in done],
-        "loss": done[-1].loss if done else (),
-        "apart": _apart(done[-1]) if done else None,
         "steps_a_second": pace,
         "left_s": max(ahead - steps, 0) / pace + _between(events, tasks) if pace else None,
     }
-
-
-def _apart(epoch: EpochEnded) -> float | None:
-    return epoch.disagreement if epoch.consensus_error is None else epoch.consensus_error
+    for now in done[-1:]:
+        training["loss"] = now.loss
+        training["apart"] = now.disagreement if now.consensus_error is None else now.consensus_error
+    return training
 
 
 def _between(events: Sequence[Recorded], tasks: int) -> float:
@@ -254,11 +239,11 @@ def _between(events: Sequence[Recorded], tasks: int) -> float:
 
 def _neighbours(events: Sequence[Recorded]) -> dict[str, Any]:
     """What a peer says of its neighbours; nothing, of agents that share a process."""
-    away: dict[int, bool] = {}
+    away: set[int] = set()
     for event in of_type(events, MemberChanged):
-        away[event.agent] = AWAY.get(event.state, away.get(event.agent, False))
+        if event.state in AWAY:
+            away.add(event.agent)
+        elif event.state in PRESENT:
+            away.discard(event.agent)
     missed = [spans for event in of_type(events, EpochEnded) for spans in (event.missed or {}).values()]
-    return {
-        "away": sorted(agent for agent, is_away in away.items() if is_away),
-        "missed": sum(last - first + 1 for spans in missed for first, last in spans),
-    }
+    return {"away": sorted(away), "missed": sum(last - first + 1 for spans in missed for first, last in spans)}

@@ -84,13 +84,15 @@ class Prediction(NamedTuple):
 
 
 def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, top: int = 1) -> list[Prediction]:
-    """What these images are, among the classes of a task (its name, or its number from 1).
-
-    Each is classified by itself: the others do not change what comes out."""
+    """What each of these images is, by itself, among the classes of a task (its name, or its number from 1)."""
     folder = one_run(run)
     number, about = _task(folder, task)
     model = load(folder, number)
-    _check_norms(folder, model)
+    if any(norm.running_mean is None for norm in norms.batch_norms(model).values()):
+        raise ConfigError(
+            f"{folder}: its norms use the statistics of their batch, so one image alone cannot be classified; train it"
+            " with --set train.norm_statistics=task"
+        )
     known = next(model.parameters())
     names = about.labels or [str(label) for label in range(about.classes)]
     out = []
@@ -119,14 +121,6 @@ def _task(folder: Path, task: str) -> tuple[int, TaskInfo]:
         which = " and ".join(str(number) for number, name in enumerate(names, 1) if name == task)
         raise ConfigError(f"--task: {task!r} is the name of tasks {which} of {folder}; give the number")
     return names.index(task), tasks[names.index(task)]
-
-
-def _check_norms(folder: Path, model: nn.Module) -> None:
-    if any(norm.running_mean is None for norm in norms.batch_norms(model).values()):
-        raise ConfigError(
-            f"{folder}: its norms use the statistics of their batch, so one image alone cannot be classified; train it"
-            " with --set train.norm_statistics=task"
-        )
 
 
 def _read(path: Path, about: TaskInfo, resize: bool) -> Tensor:

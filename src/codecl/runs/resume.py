@@ -30,8 +30,7 @@ NEXT = "next"  # the task of the run's own stream after those that it has learne
 
 
 def events(writer: Writer, setup: Setup, state: State, ranks: Ranks, mu: bool = False) -> Generator[Event, None, None]:
-    """Train from the checkpoint of this run folder, or from `state`; every event is recorded before it is handed on.
-    `mu`: it is measured, once an epoch.
+    """Train from the checkpoint of this run folder, or from `state`, and record every event. `mu`: measure it.
 
     Law: a run that was stopped at any moment and goes on here ends as one that never stopped."""
     exchange, device = setup.exchange, ranks.device
@@ -70,8 +69,7 @@ def _broadcast(point: Checkpoint | None, ranks: Ranks) -> Checkpoint | None:
 
 
 def _generators(exchange: Exchange, device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that dropout draws from, a row an agent (those of one process have one between
-    them)."""
+    """States of the generators that dropout draws from, a row an agent (those of one process share one)."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -109,9 +107,7 @@ def extended(old: RunConfig, task: str) -> RunConfig:
 
 
 def extend(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
-    """A run folder that stands where the run in `old` ended, ready to be resumed with the tasks that it lacks.
-
-    Law: it then ends as a run that had all tasks from the start."""
+    """A folder to resume with the tasks that `old` lacks. Law: it ends as a run that had all tasks from the start."""
     status = read_metrics(old).status
     if status != "complete":
         raise ConfigError(f"{old}: ended {status}; only a complete run can be extended")
@@ -130,8 +126,8 @@ def extend(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
     if point is None:
         raise DataError(f"{old}: holds no checkpoint to go on from")
     heads = sum(value.numel() for head in setup.heads[len(known) :] for value in head.values())
-    events = [_amended(event, config, len(setup.tasks), heads) for event in read_events(old, point.events)]
-    size = write_begun(new, config, events)
+    amended = [_amended(event, config, len(setup.tasks), heads) for event in read_events(old, point.events)]
+    size = write_begun(new, config, amended)
     checkpoint.write(new / "checkpoint", point._replace(events=size))
 
 
