@@ -10,20 +10,17 @@ import networkx as nx
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl.data import task as stream
-from codecl.data.task import Task
+from codecl.data.task import Task, tensors
 from codecl.errors import ConfigError
 from codecl.exchange import digest
-from codecl.exchange import topology as topologies
 from codecl.exchange.cluster.ranks import Ranks, joined
-from codecl.exchange.topology import Graph
+from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import METHODS, Method
 from codecl.registry import code_digest
 from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.model import load
-from codecl.runs.reader import read_config
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
 from codecl.train import autotune
@@ -66,22 +63,20 @@ def fit(
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
 
-    The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
-    edge-list file, a networkx graph or fields of the config. `settings` are fields of the config: `head="fc"`,
-    `seed=1`, `dense=["token"]`, `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call
-    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it. Under
-    a launcher such as torchrun, every process makes the same call and holds some of the agents (`exchange`).
+    The module is not changed: the result holds a trained copy. `topology` is a name, an edge-list file, a networkx
+    graph or fields of the config. `settings` are fields of the config: `head="fc"`, `seed=1`, `dense=["token"]`,
+    `train={"epochs": 5}`, … A call that was made before (same model, data and settings) gives back the recorded run;
+    `again=True` repeats it. Under a launcher such as torchrun, every process makes the same call (`exchange`).
 
-    `after`: a finished run of the first of these tasks, with the same settings; only the others are trained, and all
-    ends as if they had been there from the start. `mu`: measure, once an epoch, how much of the gradient the free space
-    keeps (docs/theory.md)."""
+    `after`: a finished run of the first of these tasks, with the same settings; the others are trained as if they had
+    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md)."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
     fields = {
         "preset": "fit",
         "agents": agents,
-        "topology": topologies.from_graph(topology) if isinstance(topology, nx.Graph) else topology,
+        "topology": from_graph(topology) if isinstance(topology, nx.Graph) else topology,
         "method": _method_fields(method),
         "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
         "data": {"stream": "own", "digest": " ".join(map(_task_digest, tasks))},
@@ -89,7 +84,7 @@ def fit(
     config = validate(merge(fields, settings))
     if after is not None:
         after = after.folder if isinstance(after, Result) else Path(after)
-        first = read_config(after).data.digest or ""
+        first = reader.read_config(after).data.digest or ""
         if not (config.data.digest or "").startswith(first):
             raise ConfigError(
                 f"after: the tasks of {after} are not the first of these tasks; give them all, its own first"
@@ -104,7 +99,7 @@ def _loaded(number: int, task: Any) -> Task:
         task = task if isinstance(task, Task) else Task(*task)
     except TypeError as error:
         raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
-    return task._replace(train=stream.tensors(task.train), test=stream.tensors(task.test))
+    return task._replace(train=tensors(task.train), test=tensors(task.test))
 
 
 def _method_fields(method: str | Method) -> dict[str, Any]:
@@ -238,6 +233,6 @@ def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks:
 
 def _task_digest(task: Task) -> str:
     """Of its tensors: another image is another run."""
-    (images, labels), (held, truth) = stream.tensors(task.train), stream.tensors(task.test)
-    tensors = digest({"train": images, "labels": labels, "test": held, "truth": truth})
-    return hashlib.sha256(f"{tensors} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]
+    (images, labels), (held, truth) = tensors(task.train), tensors(task.test)
+    values = digest({"train": images, "labels": labels, "test": held, "truth": truth})
+    return hashlib.sha256(f"{values} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]

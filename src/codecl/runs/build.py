@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,10 @@ def compute_settings(device: torch.device) -> Iterator[None]:
 def _processors() -> int:
     """What the scheduler and the container's quota allow: PyTorch counts the cores of the machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
+    with suppress(OSError, ValueError):  # no quota
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return max(1, min(allowed, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no quota
-        return allowed
+    return allowed
 
 
 def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
@@ -78,8 +77,7 @@ def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
 
 
 def load_tasks(config: RunConfig, alone: bool = False, read: ReadStream = read_stream) -> list[Task]:
-    """So many tasks as a config names, scaled as it says. `alone`: for one agent, which may have data of its own.
-    `read`: another than read_stream, such as a cache of it."""
+    """The tasks that a config names. `alone`: of one agent, which may have its own data; `read`: or a cache of it."""
     data = config.data
     if data.local_path is not None and not alone:
         raise ConfigError(
@@ -109,8 +107,7 @@ def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
 def task_data(
     config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False
 ) -> list[TaskData]:
-    """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent, whose own data
-    would be its shard."""
+    """The tasks of a config on the device, checked, with a shard for each agent; `alone`: own data is its shard."""
     read = read_stream if tasks is None else lambda *_: list(tasks)
     selected = load_tasks(config, alone, read)
     options = TaskOptions(config.agents, config.seed, getattr(torch, config.dtype), device, config.data)

@@ -235,31 +235,26 @@ def setting(text: str) -> dict[str, Any]:
 
 
 def grid(
-    name: str, method: str | None, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
+    benchmark: str, method: str | None, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
 ) -> Iterator[RunConfig]:
-    """Every combination of the comma lists, each a checked config."""
-    start = preset(name)
+    """Every combination of the comma lists, each a checked config; a method takes the options that it has."""
+    start = preset(benchmark)
     changes: dict[str, Any] = {}
     for text in settings:
         changes = merge(changes, setting(text))
     options = changes.pop("method", {})
     names = words(method) or ([options["name"]] if "name" in options else list(start.methods))
+    known = {name: set(MethodChoice(name=str(name)).kind().model_fields) for name in names}
+    odd = set(options) - set().union(*known.values())  # what none of them has goes to all, to be refused
+    own = {name: {key: value for key, value in options.items() if key in known[name] | odd} for name in names}
     lists = (
         [{"topology": {"name": word}} for word in words(topology)] or [{}],
         [{"agents": number("--agents", word)} for word in words(agents)] or [{}],
-        [{"method": fields} for fields in _method_fields(names, options)],
+        [{"method": {**own[name], "name": name}} for name in names],
         [{"seed": number("--seeds", word)} for word in words(seeds)] or [{}],
     )
     for combination in itertools.product(*lists):
         yield resolve(start, functools.reduce(merge, combination, changes))
-
-
-def _method_fields(names: list[str], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each method with those of the options that it has; an option that none of them has goes to all, to be refused."""
-    known = {name: set(MethodChoice(name=str(name)).kind().model_fields) for name in names}
-    odd = set(options) - set().union(*known.values())
-    for name in names:
-        yield {**{key: value for key, value in options.items() if key in known[name] | odd}, "name": name}
 
 
 def words(text: str | None) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -72,7 +72,8 @@ class RunFollower:
 
     def _read(self) -> tuple[Progress, ...]:
         """Takes up what is new; gives the progress at each task's end in it, but for the first look."""
-        first, self._looked = not self._looked, True
+        first = not self._looked
+        self._looked = True
         before = self._tail.read()
         events = self._tail.events
         if before == 0:  # it begins, or began again
@@ -99,11 +100,9 @@ class RunFollower:
 
 def _epochs(folder: Path) -> int:
     """Of a task, as the config says; 0 where there is none (yet). Not by `read_config`: that needs torch."""
-    try:
-        config: Mapping[str, Any] = yaml.safe_load((folder / "config.yaml").read_bytes())
-        return int(config["train"]["epochs"])
-    except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError):
-        return 0
+    with suppress(OSError, yaml.YAMLError, ValueError, KeyError, TypeError):
+        return int(yaml.safe_load((folder / "config.yaml").read_bytes())["train"]["epochs"])
+    return 0
 
 
 def together(states: Sequence[Liveness]) -> Liveness:

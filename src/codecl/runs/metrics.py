@@ -109,11 +109,8 @@ def bwt(rows: Rows) -> float | None:
 
 
 def traffic(events: Sequence[Recorded]) -> Traffic:
-    """Bytes and compression ratios.
-
-    `cc` counts all that left, against full communication of what can change in the same rounds of training and
-    agreement; `cc_by_task` training only; `cc_reference` as the authors count: training only, all heads and all norms
-    in every message."""
+    """`cc` counts all that left, against full communication of what can change in the same rounds of training and
+    agreement; `cc_by_task` training only; `cc_reference` as the authors do: training only, with all heads and norms."""
     epochs, agreements = of_type(events, EpochEnded), of_type(events, Agreed)
     closed = of_type(events, LinksClosed)[-1:]
     train_bytes = sum(epoch.bytes for epoch in epochs)
@@ -215,6 +212,9 @@ def _training(events: Sequence[Recorded], tasks: int, epochs: int, steps: int) -
     recent = done[-RECENT:]
     took = sum(event.seconds for event in recent)
     pace = sum(opened[event.task].steps for event in recent) / took if took else None
+    closed = len({event.task for event in of_type(events, Evaluated)})
+    ends_s = sum(event.seconds for event in events if isinstance(event, Grown | Evaluated))
+    ends_ahead_s = ends_s / closed * (tasks - closed) if closed else 0.0  # if they are like those behind
     training = {
         "opened": len(opened),
         "names": [task.name for _, task in sorted(opened.items())],
@@ -222,19 +222,13 @@ def _training(events: Sequence[Recorded], tasks: int, epochs: int, steps: int) -
         "all_steps": max(ahead, steps),
         "losses": [statistics.fmean(event.loss) for event in done],
         "steps_a_second": pace,
-        "left_s": max(ahead - steps, 0) / pace + _between(events, tasks) if pace else None,
+        "left_s": max(ahead - steps, 0) / pace + ends_ahead_s if pace else None,
     }
-    for now in done[-1:]:
+    if done:
+        now = done[-1]
         training["loss"] = now.loss
         training["apart"] = now.disagreement if now.consensus_error is None else now.consensus_error
     return training
-
-
-def _between(events: Sequence[Recorded], tasks: int) -> float:
-    """Seconds that the ends of the tasks ahead will take, if they are like those behind."""
-    closed = len({event.task for event in of_type(events, Evaluated)})
-    took = sum(event.seconds for event in events if isinstance(event, Grown | Evaluated))
-    return took / closed * (tasks - closed) if closed else 0.0
 
 
 def _neighbours(events: Sequence[Recorded]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The model in a run folder: saved by task, loaded as a user's module again, and asked what image files show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,14 +25,11 @@ from codecl.train.state import State
 
 def save_model(state: State, folder: Path) -> None:
     """body.safetensors, and head and norm statistics of each task in task-<t>.safetensors (tasks from 1)."""
-    _save(state.parameters, folder / "body.safetensors")
-    for number, (head, statistics) in enumerate(zip(state.heads, state.norms, strict=True), 1):
-        _save({**head, **statistics}, folder / f"task-{number}.safetensors")
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    with replacing(path) as unfinished:
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, unfinished)
+    own = enumerate(zip(state.heads, state.norms, strict=True), 1)
+    files = {f"task-{number}": {**head, **statistics} for number, (head, statistics) in own}
+    for name, tensors in {"body": state.parameters, **files}.items():
+        with replacing(folder / f"{name}.safetensors") as unfinished:
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, unfinished)
 
 
 def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:

@@ -5,6 +5,7 @@ import os
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -159,14 +160,12 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
     """What is known of the tasks of a recorded run."""
     from codecl.data.task import TaskInfo
 
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
         tasks = [TaskInfo(**task) for task in values["tasks"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        tasks = []
-    if not tasks:
-        raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
-    return tasks
+        if tasks:
+            return tasks
+    raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
 
 
 def read_events(folder: Path, size: int = -1) -> list[Recorded]:

@@ -16,7 +16,6 @@ from codecl.exchange.cluster.ranks import Ranks
 from codecl.exchange.cluster.wire import packed, unpacked
 from codecl.runs import checkpoint
 from codecl.runs.build import seeded
-from codecl.runs.checkpoint import Checkpoint
 from codecl.runs.config import RunConfig, difference, merge, stream_digest, validate
 from codecl.runs.reader import read_config, read_events, read_metrics, read_tasks
 from codecl.runs.writer import Writer, write_begun
@@ -26,7 +25,6 @@ from codecl.train.loop import train
 from codecl.train.state import Setup, State, TaskPosition
 
 MAY_DIFFER = ("data.stream", "data.digest", "data.tasks", "sources.data")
-NEXT = "next"  # the task of the run's own stream after those that it has learned
 
 
 def events(writer: Writer, setup: Setup, state: State, ranks: Ranks, mu: bool = False) -> Generator[Event, None, None]:
@@ -57,7 +55,7 @@ def events(writer: Writer, setup: Setup, state: State, ranks: Ranks, mu: bool = 
             steps, saved = 0, time.monotonic()
 
 
-def _broadcast(point: Checkpoint | None, ranks: Ranks) -> Checkpoint | None:
+def _broadcast(point: checkpoint.Checkpoint | None, ranks: Ranks) -> checkpoint.Checkpoint | None:
     """The leading process's checkpoint, at every rank: the others need not see its files."""
     if ranks.size == 1:
         return point
@@ -86,7 +84,7 @@ def _put(generators: Mapping[str, Tensor], exchange: Exchange, device: torch.dev
 
 
 def extended(old: RunConfig, task: str) -> RunConfig:
-    """The config of a run with one more task, or with those of one more stream, after its own."""
+    """The config of a run with the `next` task of its stream, or with those of one more stream, after its own."""
     if old.data.stream == "own":
         raise ConfigError(
             "RUN: was made by codecl.fit with data of your own; give all tasks to codecl.fit(…, after=RUN)"
@@ -94,12 +92,12 @@ def extended(old: RunConfig, task: str) -> RunConfig:
     if stream_digest(old.data) != old.sources.get("data"):
         raise DataError(f"data.stream: files behind {old.data.stream} are missing, or not those of the run any more")
     learned, there = old.data.tasks, len(streams.load(old.data.stream))
-    if task == NEXT and (learned is None or learned >= there):
-        raise ConfigError(f"--task {NEXT}: the run has learned all {there} tasks of its stream {old.data.stream}")
-    if task == NEXT and learned is not None:
+    if task == "next" and (learned is None or learned >= there):
+        raise ConfigError(f"--task next: the run has learned all {there} tasks of its stream {old.data.stream}")
+    if task == "next" and learned is not None:
         change: dict[str, Any] = {"tasks": learned + 1}
     elif learned is not None and learned < there:
-        raise ConfigError(f"--task: the run stopped inside its stream {old.data.stream}; --task {NEXT} goes on there")
+        raise ConfigError(f"--task: the run stopped inside its stream {old.data.stream}; --task next goes on there")
     else:
         added = f"whole({task})" if task in store.names() else task
         change = {"stream": f"{old.data.stream}{streams.PLUS}{added}", "tasks": None}

@@ -1,5 +1,4 @@
-"""What a run folder holds, typed, for its one writer and one reader: `metrics.json` here; for `events.jsonl` see
-train/events.py."""
+"""What a run folder holds, typed: `metrics.json` here, the lines of `events.jsonl` in train/events.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

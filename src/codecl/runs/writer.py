@@ -78,9 +78,7 @@ class NullWriter:
     point: Checkpoint | None = None
 
     def event(self, event: Event) -> None: ...
-
     def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None: ...
-
     def close(self, status: Status) -> None: ...
 
 

@@ -79,11 +79,9 @@ def dump(fields: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines is written line by line."""
+    def text(self, text: str) -> yaml.ScalarNode:
+        """Several lines are written line by line."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _Dumper.text)
