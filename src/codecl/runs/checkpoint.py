@@ -21,7 +21,6 @@ import codecl
 from codecl.errors import ConfigError
 from codecl.train.state import State, TaskPosition
 
-KEPT = 2
 SCHEMA = 1
 INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)?\s*")
 UNITS = {"s": 1, "min": 60, "h": 3600}
@@ -81,7 +80,7 @@ def write(folder: Path, point: Checkpoint) -> None:
         _sync(path)
     os.replace(unfinished, place)
     _sync(folder)
-    keep(folder, KEPT)
+    keep(folder, 2)
 
 
 def keep(folder: Path, count: int) -> None:

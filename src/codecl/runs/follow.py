@@ -192,8 +192,7 @@ class Follower:
         now = time.monotonic()
         self._last = now if going else self._last
         view = FollowerView(self.path, runs, False, 0)
-        patience = LINGER_S if self._going else self.patience
-        lingers = not view.alone and now - self._last < patience
+        lingers = not view.alone and now - self._last < (LINGER_S if self._going else self.patience)
         watched = [run.state for run in runs if view.alone or run.place.folder in self._going]
         code = next((CODES[state] for state in CODES if state in watched), 0) if not going else 0
         return view._replace(over=not going and not lingers, exit_code=code)

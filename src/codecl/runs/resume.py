@@ -125,8 +125,7 @@ def extend(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
         raise DataError(f"{old}: holds no checkpoint to go on from")
     heads = sum(value.numel() for head in setup.heads[len(known) :] for value in head.values())
     amended = [_amended(event, config, len(setup.tasks), heads) for event in read_events(old, point.events)]
-    size = write_begun(new, config, amended)
-    checkpoint.write(new / "checkpoint", point._replace(events=size))
+    checkpoint.write(new / "checkpoint", point._replace(events=write_begun(new, config, amended)))
 
 
 def _amended(event: Recorded, config: RunConfig, tasks: int, heads: int) -> Recorded:
