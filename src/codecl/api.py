@@ -10,23 +10,19 @@ import networkx as nx
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from codecl.data import task as stream
-from codecl.data.task import Task
+from codecl.data.task import Task, tensors
 from codecl.errors import ConfigError
 from codecl.exchange import digest
-from codecl.exchange import topology as topologies
 from codecl.exchange.cluster.ranks import Ranks, joined
-from codecl.exchange.topology import Graph
+from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import METHODS, Method
 from codecl.registry import code_digest
-from codecl.runs import extend, reader, resume
+from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
-from codecl.runs.folder import folder_of, labels_of
 from codecl.runs.model import load
-from codecl.runs.reader import read_config
 from codecl.runs.schema import Metrics
-from codecl.runs.writer import NullWriter, RunWriter, Writer
+from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
 from codecl.train import autotune
 from codecl.train.events import Event, RunStarted, of_type
 from codecl.train.execution import Execution
@@ -67,40 +63,34 @@ def fit(
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
 
-    The module's code is not changed, nor are its weights: the result holds a trained copy. `topology` is a name, an
-    edge-list file, a networkx graph or fields of the config. `settings` are fields of the config: `head="fc"`,
-    `seed=1`, `dense=["token"]`, `dtype="float64"`, `train={"epochs": 5}`, `growth={"threshold": 0.95}`, … A call
-    that was made before (same model, data and settings) gives back the recorded run; `again=True` repeats it. Under
-    a launcher such as torchrun, every process makes the same call and holds some of the agents (`exchange`).
+    The module is not changed: the result holds a trained copy. `topology` is a name, an edge-list file, a networkx
+    graph or fields of the config. `settings` are fields of the config: `head="fc"`, `seed=1`, `dense=["token"]`,
+    `train={"epochs": 5}`, … A call that was made before (same model, data and settings) gives back the recorded run;
+    `again=True` repeats it. Under a launcher such as torchrun, every process makes the same call (`exchange`).
 
-    `after`: a finished run of the first of these tasks, with the same settings; only the others are trained, and all
-    ends as if they had been there from the start. `mu`: measure, once an epoch, how much of the gradient the free space
-    keeps (docs/theory.md)."""
+    `after`: a finished run of the first of these tasks, with the same settings; the others are trained as if they had
+    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md)."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
     fields = {
         "preset": "fit",
         "agents": agents,
-        "topology": topologies.from_graph(topology) if isinstance(topology, nx.Graph) else topology,
+        "topology": from_graph(topology) if isinstance(topology, nx.Graph) else topology,
         "method": _method_fields(method),
         "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
         "data": {"stream": "own", "digest": " ".join(map(_task_digest, tasks))},
     }
     config = validate(merge(fields, settings))
-    common: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange, "again": again, "mu": mu}
-    return run(config, module=model, tasks=tasks, after=_folder(after, config), on_event=on_event, **common)
-
-
-def _folder(after: "str | Path | Result | None", config: RunConfig) -> Path | None:
-    """The run to go on from, which has learned the first of the config's tasks."""
-    if after is None:
-        return None
-    path = after.folder if isinstance(after, Result) else Path(after)
-    before, now = read_config(path).data.digest or "", config.data.digest or ""
-    if not now.startswith(before):
-        raise ConfigError(f"after: the tasks of {path} are not the first of these tasks; give them all, its own first")
-    return path
+    if after is not None:
+        after = after.folder if isinstance(after, Result) else Path(after)
+        first = reader.read_config(after).data.digest or ""
+        if not (config.data.digest or "").startswith(first):
+            raise ConfigError(
+                f"after: the tasks of {after} are not the first of these tasks; give them all, its own first"
+            )
+    where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
+    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, on_event=on_event, **where)
 
 
 def _loaded(number: int, task: Any) -> Task:
@@ -109,7 +99,7 @@ def _loaded(number: int, task: Any) -> Task:
         task = task if isinstance(task, Task) else Task(*task)
     except TypeError as error:
         raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
-    return task._replace(train=stream.tensors(task.train), test=stream.tensors(task.test))
+    return task._replace(train=tensors(task.train), test=tensors(task.test))
 
 
 def _method_fields(method: str | Method) -> dict[str, Any]:
@@ -157,29 +147,28 @@ def run(
     """Run a config and record it, or give back the run that is recorded already.
 
     `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks. `exchange`:
-    simulated, cluster, or auto, which is cluster where a launcher started several processes; all of them make this
-    call, the leading one records."""
-    with joined(exchange, device_of(device)) as here:
-        done = recorded(config, out, here, module)
+    simulated, cluster, or auto, which is cluster where a launcher started several processes: all make this call."""
+    with joined(exchange, device_of(device)) as ranks:
+        done = recorded(config, out, ranks, module)
         if done is not None and not again:
             return done
         folder = folder_of(config, out)
-        data = task_data(config, tasks, here.device)
-        with compute_settings(here.device), seeded(config.seed, "trial", here.device):
-            setup, state = build_setup(config, data, here.device, module, here.exchange)
-        writer = _open(folder, config, setup, here, again, after)
+        data = task_data(config, tasks, ranks.device)
+        with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
+            setup, state = build_setup(config, data, ranks.device, module, ranks.exchange)
+        writer = _open(folder, config, setup, ranks, again, after)
         finished = False
         try:
-            with compute_settings(here.device):
-                setup = setup._replace(execution=_start(writer, config, setup, state, here))
-                with closing(resume.events(writer, setup, state, here, mu)) as events:
+            with compute_settings(ranks.device):
+                setup = setup._replace(execution=_start(writer, config, setup, state, ranks))
+                with closing(resume.events(writer, setup, state, ranks, mu)) as events:
                     for event in events:
                         if on_event is not None:
                             on_event(event)
             finished = True
         finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
             metrics = writer.close("complete" if finished else "partial")
-        return Result(here.broadcast(lambda: _dumped(metrics)), folder, True, module)
+        return Result(ranks.broadcast(lambda: _dumped(metrics)), folder, True, module)
 
 
 def _dumped(metrics: Metrics | None) -> dict[str, Any]:
@@ -189,60 +178,53 @@ def _dumped(metrics: Metrics | None) -> dict[str, Any]:
 
 def recorded(config: RunConfig, out: Path, ranks: Ranks, module: nn.Module | None = None) -> Result | None:
     """The run of this config, where its folder holds it complete; no data is read. All processes make this call."""
-    _check_ranks(config, ranks)
+    leading = parse(ranks.broadcast(lambda: config.model_dump(mode="json")))
+    if leading.decisive() != config.decisive():  # other data or initial weights at one of them would spoil the run
+        others = "; ".join(difference(leading, config)[:3])
+        raise ConfigError(
+            f"ranks: rank {ranks.rank} has another config than rank 0 ({others}); every process should make the same"
+            " call, with the same data and a model from the same seed (torch.manual_seed)"
+        )
     check_files(config.data)  # another file is another run: one that is gone cannot be told
     folder = folder_of(config, out)
     metrics = ranks.broadcast(lambda: _dumped(reader.recorded(folder, config)))
     return Result(metrics, folder, False, module) if metrics else None
 
 
-def _check_ranks(config: RunConfig, here: Ranks) -> None:
-    """Every process makes the same call: other data, settings or initial weights at one of them would spoil the run."""
-    leading = parse(here.broadcast(lambda: config.model_dump(mode="json")))
-    if leading.decisive() != config.decisive():
-        others = "; ".join(difference(leading, config)[:3])
-        raise ConfigError(
-            f"ranks: rank {here.rank} has another config than rank 0 ({others}); every process should make the same"
-            " call, with the same data and a model from the same seed (torch.manual_seed)"
-        )
-
-
-def _open(folder: Path, config: RunConfig, setup: Setup, here: Ranks, again: bool, after: Path | None) -> Writer:
+def _open(folder: Path, config: RunConfig, setup: Setup, ranks: Ranks, again: bool, after: Path | None) -> Writer:
     """The run folder, open for writing where this process leads."""
     labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone)
-    if not here.is_main:
+    if not ranks.is_main:
         return NullWriter(config, labels)
     if after is not None and (again or not (folder / "checkpoint").exists()):
-        extend.begin(after, folder, config, setup)
+        resume.extend(after, folder, config, setup)
     if again and after is None:
         writer = RunWriter.new(folder, config, labels)
     else:
-        writer = RunWriter.resume(folder, config, labels, here.device)
-    writer.environment(here.device)
-    writer.tasks([data.describe() for data in setup.tasks])
+        writer = RunWriter.resume(folder, config, labels, ranks.device)
+    writer.describe(ranks.device, [data.describe() for data in setup.tasks])
     return writer
 
 
-def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, here: Ranks) -> Execution:
-    """How agents share the device: as before where the run is resumed; else chosen now, by the leading process, and
-    recorded."""
+def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks: Ranks) -> Execution:
+    """How agents share the device: as before where the run is resumed; else the leading process chooses and records."""
 
     def choose() -> Sequence[Any]:
         for started in of_type(writer.events, RunStarted):
             return started.execution, started.ms_per_step, started.measured
         if config.train.execution != "auto":
             return autotune.Choice(setup.execution, {}, False)
-        with seeded(config.seed, "trial", here.device):
+        with seeded(config.seed, "trial", ranks.device):
             return autotune.choose(setup, state)
 
-    choice = autotune.Choice(*here.broadcast(choose))
+    choice = autotune.Choice(*ranks.broadcast(choose))
     if not writer.events:
         started = writer.labels.started(
             edges=setup.topology.edges,
             contraction=setup.topology.contraction,
             digest=config.digest(),
-            exchange=here.name,
-            ranks=here.size,
+            exchange=ranks.name,
+            ranks=ranks.size,
             **choice._asdict(),
         )
         writer.event(started)
@@ -251,6 +233,6 @@ def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, here: 
 
 def _task_digest(task: Task) -> str:
     """Of its tensors: another image is another run."""
-    (images, labels), (held, truth) = stream.tensors(task.train), stream.tensors(task.test)
-    tensors = digest({"train": images, "labels": labels, "test": held, "truth": truth})
-    return hashlib.sha256(f"{tensors} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]
+    (images, labels), (held, truth) = tensors(task.train), tensors(task.test)
+    values = digest({"train": images, "labels": labels, "test": held, "truth": truth})
+    return hashlib.sha256(f"{values} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]

@@ -75,10 +75,10 @@ def test_numbers_as_people_write_them():
 
 
 def test_in_a_grid_a_method_takes_the_options_it_has():
-    from codecl.runs.grid import configs as _grid
+    from codecl.runs.config import grid as configs
 
     settings = ["method.penalty_step=implicit", "train.lr=0.2"]
-    codec, ewc = _grid("quickstart", "codec,d-ewc", None, None, None, settings)
+    codec, ewc = configs("quickstart", "codec,d-ewc", None, None, None, settings)
     assert codec.method.options == {}
     assert ewc.method.options["penalty_step"] == "implicit"
     assert codec.train.lr == ewc.train.lr == 0.2

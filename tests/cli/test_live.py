@@ -16,11 +16,11 @@ from codecl.cli.live import training
 from codecl.cli.watch import go_on
 from codecl.report.units import duration, size
 from codecl.runs import config as presets
-from codecl.runs import grid
-from codecl.runs.folder import folder_of
+from codecl.runs.config import grid
 from codecl.runs.follow import Follower
-from codecl.runs.progress import progress
+from codecl.runs.metrics import progress
 from codecl.runs.reader import read_events, read_metrics
+from codecl.runs.writer import folder_of
 from codecl.train.events import EpochEnded
 from tests import problems
 from tests.runs.test_follow import record
@@ -101,7 +101,7 @@ def test_the_command_to_go_on_is_that_of_this_very_run(tmp_path, changes):
     }
     assert given["--out"] == [str(tmp_path)]
     names = ("--method", "--agents", "--topology", "--seeds")
-    (made,) = grid.configs(preset, *(given[name][0] for name in names), given.get("--set", []))
+    (made,) = grid(preset, *(given[name][0] for name in names), given.get("--set", []))
     assert made.decisive() == config.decisive()
 
 

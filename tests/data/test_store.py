@@ -17,8 +17,7 @@ from codecl.data.readers import ImportOptions
 from codecl.data.streams import STREAMS
 from codecl.errors import ConfigError, DataError
 from codecl.exchange.cluster.ranks import Ranks
-from codecl.runs import grid
-from codecl.runs.config import preset, resolve
+from codecl.runs.config import grid, preset, resolve
 from tests.data import canonical
 from tests.problems import CPU
 
@@ -203,7 +202,7 @@ def test_a_grid_reads_a_file_once_and_a_complete_run_reads_none(folder, tmp_path
     reads, read = [], store.read_file
     monkeypatch.setattr(store, "read_file", lambda path: reads.append(path) or read(path))
     settings = ["train.epochs=1", "train.batch_size=4", "growth.images=4"]
-    configs = list(grid.configs("split-cifar100", "codec,dpsgd", "2", None, None, settings))
+    configs = list(grid("split-cifar100", "codec,dpsgd", "2", None, None, settings))
     options = RunOptions(tmp_path / "runs", "cpu", Ranks("simulated", CPU), quiet=True, console=console_for(True))
     for trained in (True, False):
         results = run_all(configs, options).results

@@ -8,9 +8,9 @@ import torch
 import codecl
 from codecl.data import store
 from codecl.errors import ConfigError, DataError
-from codecl.runs import extend
 from codecl.runs.config import preset, resolve
 from codecl.runs.reader import read_config
+from codecl.runs.resume import extended
 from tests.cli.test_cli import TINY, failed
 from tests.data.canonical import arrays
 from tests.faults.test_resume import numbers, same
@@ -77,7 +77,7 @@ def test_what_cannot_be_extended_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"its 2 tasks should come first, and at least one more after them"):
         codecl.fit(module(), stream[:2], out=tmp_path / "there", after=done, **MORE)
     with pytest.raises(ConfigError, match=r"was made by codecl.fit with data of your own; give all tasks to"):
-        extend.extended(read_config(done.folder), "mnist")
+        extended(read_config(done.folder), "mnist")
     named = [stream[0]._replace(name="another"), *stream[1:]]
     with pytest.raises(ConfigError, match=r"its task 1 is another \(name: t0, another\)"):
         codecl.fit(module(), named, out=tmp_path / "there", after=done, **MORE)
@@ -92,25 +92,25 @@ def test_streams_come_one_after_another(tmp_path, monkeypatch):
     for name in ("mnist", "notmnist"):
         store.write(name, arrays(name, 60, 20))
     quick = resolve(preset("quickstart"), {})
-    config = extend.extended(quick, "mnist")
+    config = extended(quick, "mnist")
     assert config.data.stream == "quickstart + whole(mnist)"
     assert config.sources["data"]
-    twice = extend.extended(config, "split(notmnist, 5)")
+    twice = extended(config, "split(notmnist, 5)")
     assert twice.data.stream == "quickstart + whole(mnist) + split(notmnist, 5)"
     assert twice.sources["data"] != config.sources["data"]
     with pytest.raises(ConfigError, match="--task next: the run has learned all 5 tasks of its stream quickstart"):
-        extend.extended(quick, "next")
+        extended(quick, "next")
     begun = resolve(preset("quickstart"), {"data": {"tasks": 2}})
-    assert extend.extended(begun, "next").data.tasks == 3
+    assert extended(begun, "next").data.tasks == 3
     with pytest.raises(ConfigError, match="the run stopped inside its stream quickstart; --task next goes on there"):
-        extend.extended(begun, "mnist")
+        extended(begun, "mnist")
     through = resolve(preset("quickstart"), {"data": {"tasks": 5}})  # it went to the end of its stream
-    assert extend.extended(through, "mnist") == config
+    assert extended(through, "mnist") == config
     with pytest.raises(ConfigError, match="has learned all 5 tasks"):
-        extend.extended(through, "next")
+        extended(through, "next")
     store.write("mnist", arrays("mnist", 60, 20, seed=1))
     with pytest.raises(DataError, match=r"files behind .* are missing, or not those of the run any more"):
-        extend.extended(config, "notmnist")
+        extended(config, "notmnist")
 
 
 @pytest.mark.slow

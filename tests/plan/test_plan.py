@@ -15,9 +15,8 @@ from codecl.data.catalogue import CATALOGUE
 from codecl.errors import ConfigError
 from codecl.exchange.topology import TopologyConfig, build
 from codecl.plan import forecast, graph_of, plan, rounds, stable_below
-from codecl.runs import grid
 from codecl.runs.build import build_model, build_setup, task_data
-from codecl.runs.config import presets
+from codecl.runs.config import grid, presets
 from codecl.train.loop import train
 from tests.data.canonical import arrays
 
@@ -28,7 +27,7 @@ METHODS = ["codec", "codec-full", "dpsgd", "d-ewc", "stl"]
 
 
 def config_of(*settings, method="codec", agents="4", topology="ring", preset="quickstart"):
-    (config,) = grid.configs(preset, method, agents, topology, None, [*TINY, *settings])
+    (config,) = grid(preset, method, agents, topology, None, [*TINY, *settings])
     return config
 
 

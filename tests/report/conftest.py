@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from codecl import api
-from codecl.runs import grid
+from codecl.runs.config import grid
 from codecl.runs.schema import Metrics, Timing, Traffic
 
 
 def make(out, method="codec", agents=None, topology=None, seeds=None, *settings):
     small = ["train.epochs=2", "data.tasks=2", "train.batch_size=20", *settings]
-    for config in grid.configs("quickstart", method, agents, topology, seeds, small):
+    for config in grid("quickstart", method, agents, topology, seeds, small):
         api.run(config, out=out, device="cpu", mu=True)
     return out
 

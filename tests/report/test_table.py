@@ -14,8 +14,8 @@ from codecl.report.configurations import MAX_VARIANT, variant
 from codecl.report.gather import finished, scores_of
 from codecl.report.tables import results
 from codecl.runs import config as presets
-from codecl.runs.folder import folder_of
 from codecl.runs.reader import find_runs, read_metrics
+from codecl.runs.writer import folder_of
 from tests.conftest import ROOT
 from tests.report.conftest import write_metrics
 

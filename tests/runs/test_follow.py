@@ -15,7 +15,7 @@ from codecl.errors import DataError
 from codecl.methods import METHODS
 from codecl.runs import follow
 from codecl.runs.follow import Follower, RunFolder, RunFollower, find, state_of, together
-from codecl.runs.progress import Progress, progress
+from codecl.runs.metrics import Progress, progress
 from codecl.runs.reader import EventTail, read_events, read_metrics
 from codecl.train.events import Agreed, EpochEnded, Evaluated, Grown, MemberChanged, RunStarted
 from tests import problems
@@ -45,28 +45,27 @@ SCORES = st.lists(st.floats(0, 100), max_size=3)
 def test_a_tail_gives_every_event_once_however_the_file_grows(tmp_path_factory, events, data):
     folder, whole = tmp_path_factory.mktemp("tail"), b"".join(map(line, events))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
-    tail, read = EventTail(folder), []
+    tail = EventTail(folder)
     for cut in (*cuts, len(whole)):
         (folder / "events.jsonl").write_bytes(whole[:cut])
-        news = tail.read()
-        assert not news.restarted
-        read += news.events
-    assert read == events == read_events(folder)
+        known = len(tail.events)
+        assert tail.read() == known  # not read anew
+    assert tail.events == events == read_events(folder)
 
 
 def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path):
     path, tail = tmp_path / "events.jsonl", EventTail(tmp_path)
     one, two, three, four = (Evaluated(task=task, accuracy=[1.0], seconds=1.0) for task in range(4))
-    assert tail.read() == ([], False)  # not there yet
+    assert (tail.read(), tail.events) == (0, [])  # not there yet
     path.write_bytes(line(one) + line(two) + line(three))
-    assert tail.read() == ([one, two, three], False)
+    assert (tail.read(), tail.events) == (0, [one, two, three])
+    assert (tail.read(), tail.events) == (3, [one, two, three])
     path.write_bytes(line(one) + line(two))  # cut by a resume
-    assert tail.read() == ([one, two], True)
+    assert (tail.read(), tail.events) == (0, [one, two])
     path.write_bytes(line(one) + line(four) + line(three) + line(three))  # cut, and longer again before anyone looked
-    assert tail.read() == ([one, four, three, three], True)
+    assert (tail.read(), tail.events) == (0, [one, four, three, three])
     path.unlink()
-    assert tail.read() == ([], True)
-    assert tail.read() == ([], False)
+    assert (tail.read(), tail.events) == (0, [])
 
 
 def test_progress_is_what_the_metrics_say_in_the_end(run):

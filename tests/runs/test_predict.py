@@ -12,7 +12,7 @@ from codecl.api import run
 from codecl.data.streams import embedded
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
-from codecl.runs.predict import predict
+from codecl.runs.model import predict
 from codecl.runs.reader import read_tasks
 from tests.cli.test_cli import failed
 from tests.space.test_norms import normed
@@ -114,7 +114,7 @@ def test_images_of_the_original_size_are_padded_as_in_training(tmp_path, monkeyp
     from codecl.data import store
     from codecl.data.streams import FIVE, STREAMS
     from codecl.data.task import TaskData, TaskOptions
-    from codecl.runs.predict import _read
+    from codecl.runs.model import _read
     from tests.data.canonical import arrays
 
     monkeypatch.setenv("CODECL_DATA", str(tmp_path))
@@ -144,7 +144,7 @@ def test_what_cannot_be_predicted_is_said_in_one_line(trained, tmp_path):
 def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
     result, files = trained
     tasks = [task.model_copy(update={"name": "same"}) for task in read_tasks(result.folder)]
-    monkeypatch.setattr("codecl.runs.predict.read_tasks", lambda folder: tasks)
+    monkeypatch.setattr("codecl.runs.model.read_tasks", lambda folder: tasks)
     with pytest.raises(ConfigError, match=r"'same' is the name of tasks 1 and 2 of .*; give the number"):
         predict(result.folder, "same", files["digits"][:1])
     assert predict(result.folder, "1", files["digits"][:1])
@@ -155,7 +155,7 @@ def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
 def test_floating_data_is_no_pictures(trained, tmp_path, monkeypatch):
     result, files = trained
     tasks = [task.model_copy(update={"stored": "float32"}) for task in read_tasks(result.folder)]
-    monkeypatch.setattr("codecl.runs.predict.read_tasks", lambda folder: tasks)
+    monkeypatch.setattr("codecl.runs.model.read_tasks", lambda folder: tasks)
     with pytest.raises(ConfigError, match=r"'digits' was not trained on pictures; use codecl.load"):
         predict(result.folder, "1", files["digits"][:1])
 

@@ -5,11 +5,10 @@ import subprocess
 import pytest
 
 from codecl.errors import ConfigError
-from codecl.runs.environment import environment
-from codecl.runs.folder import labels_of
+from codecl.runs.build import environment
 from codecl.runs.reader import read_events, read_metrics, read_run
 from codecl.runs.schema import Labels
-from codecl.runs.writer import RunWriter
+from codecl.runs.writer import RunWriter, labels_of
 from codecl.train.events import Evaluated, MemberChanged, RunEnded, RunStarted, Stepped
 from tests.conftest import ROOT
 from tests.problems import CPU, config

@@ -23,9 +23,8 @@ from codecl.errors import ConfigError, DataError
 from codecl.exchange import topology as topologies
 from codecl.exchange.cluster import Cluster
 from codecl.exchange.cluster.ranks import Ranks
-from codecl.runs.build import build_setup, compute_settings, seeded, task_data
+from codecl.runs.build import build_setup, compute_settings, environment, seeded, task_data
 from codecl.runs.config import RunConfig, validate
-from codecl.runs.environment import environment
 from codecl.train import autotune
 from codecl.train.events import EpochEnded, Stepped
 from codecl.train.execution import multiplying

@@ -35,18 +35,18 @@ def bench(
     from codecl.report import formats
     from codecl.report.speed import speed
     from codecl.runs import build as assemble
-    from codecl.runs import grid
+    from codecl.runs.config import number, words
 
     before = benches.read(compare) if compare else None
     if save:
         benches.make_folder(save)
     place = assemble.device_of(device)
     usual_models, usual_agents = benches.DEFAULTS[place.type]
-    counts = [grid.number("--agents", word) for word in grid.words(agents)] or usual_agents
-    named = grid.words(models) or usual_models
+    counts = [number("--agents", word) for word in words(agents)] or usual_agents
+    named = words(models) or usual_models
     fields = {"precision": precision, "execution": execution}
     with joined(exchange, place) as ranks:
-        measured = benches.measure(named, counts, grid.words(method), fields, rounds, ranks)
+        measured = benches.measure(named, counts, words(method), fields, rounds, ranks)
     if not ranks.is_main:
         return
     if as_json:

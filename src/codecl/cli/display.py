@@ -12,7 +12,7 @@ from rich.text import Text
 
 from codecl.report.units import duration, size
 from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
-from codecl.runs.progress import Progress
+from codecl.runs.metrics import Progress
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 40  # epochs in a sparkline

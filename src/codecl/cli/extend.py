@@ -21,14 +21,13 @@ def extend(
 ) -> None:
     """Learn one more task after those of a finished run, which stays as it is."""
     from codecl.exchange.cluster.ranks import joined
-    from codecl.runs import extend
     from codecl.runs.build import device_of, load_tasks
-    from codecl.runs.predict import one_run
-    from codecl.runs.reader import read_config
+    from codecl.runs.reader import one_run, read_config
+    from codecl.runs.resume import extended
 
     with joined(exchange, device_of(device)) as ranks:
         folder = one_run(run)
-        config = extend.extended(read_config(folder), task)
+        config = extended(read_config(folder), task)
         console = main_console(as_json, ranks)
         out = out if out is not None else folder.resolve().parents[1]
         result = run_one(config, RunOptions(out, device, ranks, quiet, console, after=folder), load_tasks)

@@ -50,17 +50,15 @@ def _wanted(
     preset: str, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
 ) -> list[list["RunConfig"]]:
     """The runs in each of the paper's figures."""
-    from codecl.runs import grid
+    from codecl.runs.config import grid, words
 
-    first = (",".join(grid.words(agents)[:1]), ",".join(grid.words(topology)[:1]))
+    first = (",".join(words(agents)[:1]), ",".join(words(topology)[:1]))
     asked = [
         ("codec,dpsgd", *first, [COSINE, *settings]),
         ("codec", agents, topology, settings),
         ("codec,codec-full", *first, settings),
     ]
-    return [
-        list(grid.configs(preset, method, sizes, graphs, seeds, changes)) for method, sizes, graphs, changes in asked
-    ]
+    return [list(grid(preset, method, sizes, graphs, seeds, changes)) for method, sizes, graphs, changes in asked]
 
 
 def _draw(preset: str, wanted: list[list["RunConfig"]], runs: Path, out: Path) -> list[Path]:
@@ -69,8 +67,8 @@ def _draw(preset: str, wanted: list[list["RunConfig"]], runs: Path, out: Path) -
     from codecl.report.figures.paper import paper_figures
     from codecl.report.pictures import write
     from codecl.runs.config import preset as known
-    from codecl.runs.folder import folder_of
     from codecl.runs.reader import read_run
+    from codecl.runs.writer import folder_of
 
     written: list[Path] = []
     for (name, draw), configs in zip(paper_figures(known(preset).paper).items(), wanted, strict=True):

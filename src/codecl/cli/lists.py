@@ -22,9 +22,9 @@ def show(
     settings: Settings = None,
 ) -> None:
     """The resolved config of a preset, every field."""
-    from codecl.runs import grid
+    from codecl.runs.config import grid
 
-    (config, *_) = grid.configs(preset, method, None, None, None, settings or [])
+    (config, *_) = grid(preset, method, None, None, None, settings or [])
     typer.echo(config.dump(), nl=False)
 
 

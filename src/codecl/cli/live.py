@@ -14,8 +14,8 @@ from rich.table import Column
 from codecl.cli.display import about, drawn, left, line, names
 from codecl.report.units import duration
 from codecl.runs.follow import FollowerView, Liveness, Snapshot
-from codecl.runs.progress import Progress as RunProgress
-from codecl.runs.progress import progress
+from codecl.runs.metrics import Progress as RunProgress
+from codecl.runs.metrics import progress
 from codecl.runs.reader import read_events
 from codecl.train.events import EpochEnded, Evaluated, Event, Recorded, Stepped, TaskOpened
 

@@ -110,9 +110,9 @@ def _one_config(
     preset: str, method: str | None, agents: str | None, topology: str | None, seed: int | None, settings: list[str]
 ) -> "RunConfig":
     """A preset with several methods gives its first."""
-    from codecl.runs import grid
+    from codecl.runs.config import grid
 
-    configs = list(grid.configs(preset, method, agents, topology, None if seed is None else str(seed), settings))
+    configs = list(grid(preset, method, agents, topology, None if seed is None else str(seed), settings))
     if method is None:
         configs = [config for config in configs if config.method.name == configs[0].method.name]
     if len(configs) > 1:

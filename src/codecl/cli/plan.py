@@ -35,10 +35,10 @@ def plan(
     """What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt."""
     import dataclasses
 
-    from codecl.runs import grid
+    from codecl.runs.config import grid
 
     bits = bits_a_second(bandwidth) if bandwidth else None
-    configs = list(grid.configs(preset, method, agents, topology, seeds, settings or []))
+    configs = list(grid(preset, method, agents, topology, seeds, settings or []))
     plans = _plans(configs, like, device if measure else "", bits)
     if as_json:
         print(json.dumps([dataclasses.asdict(plan) for plan in plans], indent=1))

@@ -19,7 +19,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Classify images with what a run has learned, each by itself."""
-    from codecl.runs.predict import predict
+    from codecl.runs.model import predict
 
     predictions = predict(run, task, images, resize, top)
     if as_json:

@@ -64,11 +64,11 @@ def run(
     A run that was stopped goes on from its last checkpoint."""
     from codecl.exchange.cluster.ranks import joined
     from codecl.runs.build import device_of
-    from codecl.runs.grid import configs
+    from codecl.runs.config import grid
 
     board = _board_folders(tensorboard, tensorboard_to)
     with joined(exchange, device_of(device)) as ranks:
-        wanted = list(configs(preset, method, agents, topology, seeds, settings or []))
+        wanted = list(grid(preset, method, agents, topology, seeds, settings or []))
         console = main_console(as_json, ranks)
         progress = main_console(True, ranks) if as_json else console
         options = RunOptions(out, device, ranks, quiet, progress, resume, again, mu)
@@ -214,7 +214,7 @@ def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board:
 
 
 def _folder(config: "RunConfig", out: Path) -> Path:
-    from codecl.runs.folder import folder_of
+    from codecl.runs.writer import folder_of
 
     return folder_of(config, out)
 

@@ -59,8 +59,8 @@ def _wait(follower: "Follower") -> None:
 
 def go_on(folder: Path) -> str:
     """What to type to go on with a run, where the folder tells and it gives this very run; otherwise words."""
-    from codecl.runs.folder import folder_of
     from codecl.runs.reader import read_config
+    from codecl.runs.writer import folder_of
 
     same = "the command that started it goes on where it stopped"
     try:
@@ -76,11 +76,11 @@ def go_on(folder: Path) -> str:
 def _command(config: "RunConfig", out: Path) -> tuple[list[str], "RunConfig"]:
     """The command of a config, and the config that the command gives."""
     from codecl.report.configurations import changed
-    from codecl.runs import grid
+    from codecl.runs.config import grid
 
     settings = [f"{field}={value}" for field, value in changed(config).items()]
     names = (config.method.name, str(config.agents), config.topology.name, str(config.seed))
-    (made,) = grid.configs(config.preset, *names, settings)
+    (made,) = grid(config.preset, *names, settings)
     options = [*zip(("--method", "--agents", "--topology", "--seeds"), names, strict=True)]
     options += [("--set", setting) for setting in settings]
     elsewhere = ["--out", str(out)] if out != Path("runs") else []

@@ -20,11 +20,10 @@ from codecl.peers.node import Node, OutOfSync
 from codecl.runs import config as configs
 from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig
-from codecl.runs.folder import folder_of as run_folder_of
-from codecl.runs.folder import labels_of
 from codecl.runs.reader import read_events, recorded
 from codecl.runs.schema import Metrics
-from codecl.runs.writer import RunWriter
+from codecl.runs.writer import RunWriter, labels_of
+from codecl.runs.writer import folder_of as run_folder_of
 from codecl.train.events import (
     Agreed,
     EpochEnded,
@@ -128,8 +127,7 @@ def _begun(folder: Path, member: Member) -> bool:
 def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> RunWriter:
     labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
     writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
-    writer.environment(setup.tasks[0].train[1].device)
-    writer.tasks([data.describe() for data in setup.tasks])
+    writer.describe(setup.tasks[0].train[1].device, [data.describe() for data in setup.tasks])
     return writer
 
 

@@ -19,10 +19,10 @@ from codecl.peers import agent as peer
 from codecl.peers import fleet
 from codecl.peers.fleet import PeersConfig
 from codecl.runs.config import RunConfig
-from codecl.runs.folder import folder_of
 from codecl.runs.follow import Follower, FollowerView, RunFolder
 from codecl.runs.reader import read_metrics
 from codecl.runs.schema import Metrics
+from codecl.runs.writer import folder_of
 
 LOOK_S = 0.5
 PORTS = range(20_000, 30_000)

@@ -1,16 +1,19 @@
-"""From a config to everything that the loop needs, built and checked before anything trains."""
+"""From a config to everything that the loop needs, built and checked before anything trains; and what it runs on."""
 
 import copy
 import math
 import os
+import platform
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+import codecl
 from codecl.data import store, streams
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
@@ -54,11 +57,10 @@ def compute_settings(device: torch.device) -> Iterator[None]:
 def _processors() -> int:
     """What the scheduler and the container's quota allow: PyTorch counts the cores of the machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
+    with suppress(OSError, ValueError):  # no quota
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return max(1, min(allowed, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no quota
-        return allowed
+    return allowed
 
 
 def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
@@ -75,18 +77,18 @@ def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
 
 
 def load_tasks(config: RunConfig, alone: bool = False, read: ReadStream = read_stream) -> list[Task]:
-    """The tasks that a config names. `alone`: for one agent, which may have data of its own. `read`: another than
-    read_stream, such as a cache of it."""
-    _check_alone(config, alone)
-    return _selected(read(config.data.stream, config.data.local_path), config)
-
-
-def _check_alone(config: RunConfig, alone: bool) -> None:
-    if config.data.local_path is not None and not alone:
+    """The tasks that a config names. `alone`: of one agent, which may have its own data; `read`: or a cache of it."""
+    data = config.data
+    if data.local_path is not None and not alone:
         raise ConfigError(
-            f"data.local_path: {config.data.local_path!r} is the data of one agent, but this run holds {config.agents};"
+            f"data.local_path: {data.local_path!r} is the data of one agent, but this run holds {config.agents};"
             " leave it out, or start each agent by itself with `codecl agent`"
         )
+    tasks = read(data.stream, data.local_path)
+    if data.tasks is not None and data.tasks > len(tasks):
+        raise ConfigError(f"data.tasks: {data.tasks} is more than the {len(tasks)} tasks of the stream")
+    selected = tasks[: data.tasks]
+    return [task._replace(mean=data.mean, std=data.std) for task in selected] if data.mean else selected
 
 
 def check_files(data: DataConfig) -> None:
@@ -94,15 +96,6 @@ def check_files(data: DataConfig) -> None:
     for name in streams.data_sets(data.stream) if data.local_path is None else ():
         if not store.path_of(name).is_file():
             raise store.missing(name)
-
-
-def _selected(tasks: Sequence[Task], config: RunConfig) -> list[Task]:
-    """So many as the config wants, scaled as it says."""
-    data = config.data
-    if data.tasks is not None and data.tasks > len(tasks):
-        raise ConfigError(f"data.tasks: {data.tasks} is more than the {len(tasks)} tasks of the stream")
-    first = list(tasks)[: data.tasks]
-    return [task._replace(mean=data.mean, std=data.std) for task in first] if data.mean else first
 
 
 def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
@@ -114,10 +107,9 @@ def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
 def task_data(
     config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False
 ) -> list[TaskData]:
-    """The tasks of a config on the device, checked, with a shard for each agent. `alone`: for one agent of them; with
-    data of its own, that is its shard, whichever number it has."""
-    _check_alone(config, alone)
-    selected = _selected(tasks, config) if tasks is not None else load_tasks(config, alone)
+    """The tasks of a config on the device, checked, with a shard for each agent; `alone`: own data is its shard."""
+    read = read_stream if tasks is None else lambda *_: list(tasks)
+    selected = load_tasks(config, alone, read)
     options = TaskOptions(config.agents, config.seed, getattr(torch, config.dtype), device, config.data)
     data = [TaskData(index, task, options) for index, task in enumerate(selected)]
     for task in data:
@@ -243,3 +235,33 @@ def device_of(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for but PyTorch sees no GPU; use --device auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Of this process, at work on this device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "codecl": codecl.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """Of the checkout that the package runs from, if it does; `+changes` where files differ from it."""
+    folder = Path(__file__).resolve().parent
+    if not (folder.parents[2] / ".git").exists():
+        return None
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

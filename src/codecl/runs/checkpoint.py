@@ -1,7 +1,6 @@
 """Checkpoints: what a run needs to go on as if it had never stopped. Safetensors and JSON, written whole or not at all.
 
-Shapes: A all agents, E what a step hands to the next.
-"""
+Shapes: A all agents, E what a step hands to the next."""
 
 import hashlib
 import json
@@ -22,7 +21,6 @@ import codecl
 from codecl.errors import ConfigError
 from codecl.train.state import State, TaskPosition
 
-KEPT = 2
 SCHEMA = 1
 INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)?\s*")
 UNITS = {"s": 1, "min": 60, "h": 3600}
@@ -82,7 +80,7 @@ def write(folder: Path, point: Checkpoint) -> None:
         _sync(path)
     os.replace(unfinished, place)
     _sync(folder)
-    keep(folder, KEPT)
+    keep(folder, 2)
 
 
 def keep(folder: Path, count: int) -> None:
@@ -150,12 +148,10 @@ def from_tensors(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkp
 def tensors_of(point: Checkpoint) -> dict[str, Tensor]:
     """Every tensor under a name that says where it belongs."""
     state = point.state
-    named: dict[str, Tensor] = {f"parameters/{name}": value for name, value in state.parameters.items()}
-    named |= {f"memory/{name}": value for name, value in state.memory.items()}
-    for kind, parts in (("heads", state.heads), ("norms", state.norms)):
-        for number, part in enumerate(parts):
-            named |= {f"{kind}/{number}/{name}": value for name, value in part.items()}
-    named |= {f"generators/{name}": value for name, value in point.generators.items()}
+    groups = {"parameters": state.parameters, "memory": state.memory, "generators": point.generators}
+    groups |= {f"heads/{number}": head for number, head in enumerate(state.heads)}
+    groups |= {f"norms/{number}": statistics for number, statistics in enumerate(state.norms)}
+    named = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
     if point.position:
         named["carry_AE"] = point.position.carry_AE
     return {name: value.detach().cpu().contiguous().clone() for name, value in named.items()}

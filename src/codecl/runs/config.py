@@ -1,10 +1,12 @@
 """RunConfig: everything that decides a run's numbers, assembled from the parts that live beside their owners."""
 
+import functools
 import hashlib
 import inspect
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
@@ -73,10 +75,9 @@ class ModelChoice(Choice):
             return
         parameters = inspect.signature(lookup("model", MODELS, self.name)).parameters
         known = list(parameters)[2:]
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            return
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for option in self.options:
-            if option not in known:
+            if option not in known and not takes_any:
                 raise ConfigError(
                     f"model.{option}: {self.name} has no such option; there are {', '.join(known) or 'none'}"
                 )
@@ -114,8 +115,7 @@ class RunConfig(BaseModel):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that decide a run, the same at every agent, as plain values: not how often it saves itself, nor
-        where an agent's own data is."""
+        """The fields that decide a run: not how often it saves itself, nor where an agent's own data is."""
         return self.model_dump(mode="json", exclude={"checkpoint": True, "data": {"local_path"}})
 
     def dump(self) -> str:
@@ -123,16 +123,14 @@ class RunConfig(BaseModel):
 
 
 class Preset(NamedTuple):
-    """A named starting point: fields, what single methods and numbers of agents change in them, and which methods it
-    runs by default."""
+    """A named starting point."""
 
-    name: str
-    about: str
     fields: Fields
-    by_method: Mapping[str, Fields]
-    by_agents: Mapping[int, Fields]  # from so many agents on
-    methods: tuple[str, ...]
+    about: str
+    methods: Sequence[str]  # that it runs by default
     paper: str  # the paper's name for this benchmark, where it has it
+    by_method: Mapping[str, Fields] = {}  # what single methods change in the fields
+    by_agents: Mapping[int, Fields] = {}  # and from so many agents on
 
 
 def presets() -> dict[str, str]:
@@ -148,15 +146,8 @@ def preset(name: str) -> Preset:
         known = presets()
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return Preset(
-        name=name,
-        about=raw.pop("about"),
-        by_method=raw.pop("by_method", {}),
-        by_agents=raw.pop("by_agents", {}),
-        methods=tuple(raw.pop("methods")),
-        paper=raw.pop("paper", name),
-        fields={**raw, "preset": name},
-    )
+    own = {"paper": name} | {key: raw.pop(key) for key in Preset._fields if key in raw}
+    return Preset(fields={**raw, "preset": name}, **own)
 
 
 def resolve(start: Preset, changes: Fields) -> RunConfig:
@@ -216,9 +207,8 @@ def merge(base: Fields, changes: Fields) -> dict[str, Any]:
     for key, value in changes.items():
         before = out.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            renamed = (
-                key in ("method", "model") and "name" in before and value.get("name", before["name"]) != before["name"]
-            )
+            name = before.get("name") if key in ("method", "model") else None
+            renamed = name is not None and value.get("name", name) != name
             out[key] = merge({} if renamed else before, value)
         else:
             out[key] = value
@@ -242,6 +232,40 @@ def setting(text: str) -> dict[str, Any]:
     for key in reversed(keys):
         out = {key: out}
     return dict(out)
+
+
+def grid(
+    benchmark: str, method: str | None, agents: str | None, topology: str | None, seeds: str | None, settings: list[str]
+) -> Iterator[RunConfig]:
+    """Every combination of the comma lists, each a checked config; a method takes the options that it has."""
+    start = preset(benchmark)
+    changes: dict[str, Any] = {}
+    for text in settings:
+        changes = merge(changes, setting(text))
+    options = changes.pop("method", {})
+    names = words(method) or ([options["name"]] if "name" in options else list(start.methods))
+    known = {name: set(MethodChoice(name=str(name)).kind().model_fields) for name in names}
+    odd = set(options) - set().union(*known.values())  # what none of them has goes to all, to be refused
+    own = {name: {key: value for key, value in options.items() if key in known[name] | odd} for name in names}
+    lists = (
+        [{"topology": {"name": word}} for word in words(topology)] or [{}],
+        [{"agents": number("--agents", word)} for word in words(agents)] or [{}],
+        [{"method": {**own[name], "name": name}} for name in names],
+        [{"seed": number("--seeds", word)} for word in words(seeds)] or [{}],
+    )
+    for combination in itertools.product(*lists):
+        yield resolve(start, functools.reduce(merge, combination, changes))
+
+
+def words(text: str | None) -> list[str]:
+    return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+
+
+def number(option: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ConfigError(f"{option}: {word!r} is not a whole number") from None
 
 
 def difference(a: RunConfig, b: RunConfig) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,9 +12,9 @@ import yaml
 
 from codecl import files
 from codecl.errors import DataError
-from codecl.runs.progress import Progress, progress
+from codecl.runs.metrics import Progress, progress
 from codecl.runs.reader import AGENT, EVENTS, EventTail, read_metrics
-from codecl.train.events import Evaluated, Recorded, Status
+from codecl.train.events import Evaluated, Status
 
 Liveness = Literal["starting", "under way", "silent", "stopped", "complete", "degraded"]
 GOING: tuple[Liveness, ...] = ("starting", "under way", "silent")
@@ -54,7 +54,6 @@ class RunFollower:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tail = EventTail(folder)
-        self._events: list[Recorded] = []
         self._progress = Progress()
         self._epochs = 0
         self._written = False  # whether someone was ever seen to write
@@ -73,22 +72,17 @@ class RunFollower:
 
     def _read(self) -> tuple[Progress, ...]:
         """Takes up what is new; gives the progress at each task's end in it, but for the first look."""
-        first, self._looked = not self._looked, True
-        news = self._tail.read()
-        if news.restarted:
-            self._events = []
+        first = not self._looked
+        self._looked = True
+        before = self._tail.read()
+        events = self._tail.events
+        if before == 0:  # it begins, or began again
             self._progress = Progress()
-        if not news.events:
-            return ()
-        if not self._events:
             self._epochs = _epochs(self.folder)
-        before = len(self._events)
-        self._events += news.events
-        self._progress = progress(self._events, self._epochs)
-        if first:
-            return ()
-        ends = [at for at, event in enumerate(news.events, before + 1) if isinstance(event, Evaluated)]
-        return tuple(progress(self._events[:end], self._epochs) for end in ends)
+        if len(events) > before:
+            self._progress = progress(events, self._epochs)
+        ends = [at for at, event in enumerate(events, 1) if at > before and isinstance(event, Evaluated)]
+        return () if first else tuple(progress(events[:end], self._epochs) for end in ends)
 
     def _closed(self, status: Status) -> bool:
         """Whether the run's last word, its metrics, is there."""
@@ -106,11 +100,9 @@ class RunFollower:
 
 def _epochs(folder: Path) -> int:
     """Of a task, as the config says; 0 where there is none (yet). Not by `read_config`: that needs torch."""
-    try:
-        config: Mapping[str, Any] = yaml.safe_load((folder / "config.yaml").read_bytes())
-        return int(config["train"]["epochs"])
-    except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError):
-        return 0
+    with suppress(OSError, yaml.YAMLError, ValueError, KeyError, TypeError):
+        return int(yaml.safe_load((folder / "config.yaml").read_bytes())["train"]["epochs"])
+    return 0
 
 
 def together(states: Sequence[Liveness]) -> Liveness:
@@ -128,19 +120,15 @@ class RunFolder(NamedTuple):
 
 def find(path: Path) -> list[RunFolder]:
     """The runs at or under this path, begun or finished."""
-    if _is_run(path):
+    if (path / EVENTS).is_file():
         return [RunFolder(path)]
     agents: dict[Path, list[Path]] = {}
     for folder in sorted(_runs(path), key=_in_order):
-        if AGENT.fullmatch(folder.name) and not _is_run(folder.parent):
+        if AGENT.fullmatch(folder.name) and not (folder.parent / EVENTS).is_file():
             agents.setdefault(folder.parent, []).append(folder)
         else:
             agents[folder] = []
     return [RunFolder(folder, tuple(its_agents)) for folder, its_agents in agents.items()]
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / EVENTS).is_file()
 
 
 def _runs(path: Path) -> Iterator[Path]:
@@ -204,8 +192,7 @@ class Follower:
         now = time.monotonic()
         self._last = now if going else self._last
         view = FollowerView(self.path, runs, False, 0)
-        patience = LINGER_S if self._going else self.patience
-        lingers = not view.alone and now - self._last < patience
+        lingers = not view.alone and now - self._last < (LINGER_S if self._going else self.patience)
         watched = [run.state for run in runs if view.alone or run.place.folder in self._going]
         code = next((CODES[state] for state in CODES if state in watched), 0) if not going else 0
         return view._replace(over=not going and not lingers, exit_code=code)

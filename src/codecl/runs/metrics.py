@@ -1,16 +1,21 @@
-"""Events -> metrics. A fold over what was recorded, so it can be made again from events.jsonl."""
+"""Folds over events: metrics, and where a run stands. The same events give the same, live or from events.jsonl."""
 
+import statistics
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from codecl.runs.schema import Labels, MeanMax, Metrics, Timing, Traffic
 from codecl.train.events import (
     Agreed,
     EpochEnded,
     Evaluated,
+    Grown,
     InTask,
     LinksClosed,
+    MemberChanged,
     Recorded,
+    RunEnded,
+    RunStarted,
     Sent,
     Status,
     TaskOpened,
@@ -19,6 +24,20 @@ from codecl.train.events import (
 
 Rows = Sequence[Sequence[float] | None]
 T = TypeVar("T", bound=InTask)
+PHASES = {
+    "run": "starting",
+    "task": "training",
+    "epoch": "training",
+    "agree": "growing",
+    "grow": "flooding",
+    "flood": "testing",
+    "eval": "between tasks",
+    "links": "ending",
+    "end": "ended",
+}
+AWAY = ("lost", "dead", "gone", "absent", "disconnected")  # states of a neighbour
+PRESENT = ("back", "alive", "connected", "joined", "restarted")
+RECENT = 5  # epochs that tell how fast it goes
 
 
 def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: float) -> Metrics:
@@ -59,13 +78,12 @@ def last_of_task(events: Iterable[T]) -> list[T]:
 
 def _mu(epochs: Sequence[EpochEnded]) -> list[MeanMax]:
     """How constrained the gradient was, of each task: mean and maximum of what its epochs saw."""
-    means: dict[int, list[float]] = {}
-    largest: dict[int, float] = {}
+    by_task: dict[int, list[MeanMax]] = {}
     for epoch in epochs:
         if epoch.mu_mean is not None and epoch.mu_max is not None:
-            means.setdefault(epoch.task, []).append(epoch.mu_mean)
-            largest[epoch.task] = max(epoch.mu_max, largest.get(epoch.task, epoch.mu_max))
-    return [MeanMax(mean=sum(seen) / len(seen), max=largest[task]) for task, seen in means.items()]
+            by_task.setdefault(epoch.task, []).append(MeanMax(mean=epoch.mu_mean, max=epoch.mu_max))
+    seen = by_task.values()
+    return [MeanMax(mean=sum(mu.mean for mu in mus) / len(mus), max=max(mu.max for mu in mus)) for mus in seen]
 
 
 def rows(events: Sequence[Recorded]) -> Rows:
@@ -91,20 +109,19 @@ def bwt(rows: Rows) -> float | None:
 
 
 def traffic(events: Sequence[Recorded]) -> Traffic:
-    """Bytes and compression ratios.
-
-    `cc` counts all that left, against full communication of what can change in the same rounds of training and
-    agreement; `cc_by_task` training only; `cc_reference` as the authors count: training only, all heads and all norms
-    in every message."""
+    """`cc` counts all that left, against full communication of what can change in the same rounds of training and
+    agreement; `cc_by_task` training only; `cc_reference` as the authors do: training only, with all heads and norms."""
     epochs, agreements = of_type(events, EpochEnded), of_type(events, Agreed)
+    closed = of_type(events, LinksClosed)[-1:]
     train_bytes = sum(epoch.bytes for epoch in epochs)
     boundary_bytes = sum(message.bytes for message in of_type(events, Sent)) - train_bytes
     full_bytes = reference_full = reference_sent = 0
     by_task: list[float | None] = []
     for task in last_of_task(of_type(events, TaskOpened)):
-        size, training = task.full * task.itemsize, _of_task(epochs, task.task)
+        size = task.full * task.itemsize
+        training = [epoch for epoch in epochs if epoch.task == task.task]
         messages = sum(epoch.messages for epoch in training)
-        full_bytes += size * (messages + sum(event.messages for event in _of_task(agreements, task.task)))
+        full_bytes += size * (messages + sum(event.messages for event in agreements if event.task == task.task))
         by_task.append(_ratio(size * messages, sum(epoch.bytes for epoch in training)))
         reference_full += messages * (task.full + task.reference_extra)
         reference_sent += messages * (task.coordinates + task.reference_extra)
@@ -115,20 +132,112 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
         train_bytes=train_bytes,
         boundary_bytes=boundary_bytes,
         full_bytes=full_bytes,
-        wire_bytes=_wire_bytes(events),
+        # what a peer handed to its links, headers of ours included, those of gRPC and TLS not
+        wire_bytes=sum(link.sent + link.headers_sent for link in closed[0].links.values()) if closed else None,
     )
-
-
-def _of_task(events: Sequence[T], task: int) -> list[T]:
-    return [event for event in events if event.task == task]
-
-
-def _wire_bytes(events: Sequence[Recorded]) -> int | None:
-    """What a peer handed to its links, headers of ours included, those of gRPC and TLS not."""
-    closed = of_type(events, LinksClosed)
-    return sum(link.sent + link.headers_sent for link in closed[-1].links.values()) if closed else None
 
 
 def _ratio(full: int, sent: int) -> float | None:
     """None where nothing was sent (one agent alone)."""
     return full / sent if sent else None
+
+
+class Progress(NamedTuple):
+    """Where a run stands. Tasks and epochs are counted, not numbered: 0 is none yet."""
+
+    about: RunStarted | None = None  # what the run is called; None: it has recorded nothing yet
+    phase: str = "starting"
+    ended: Status | None = None
+    tasks: int = 0  # all
+    opened: int = 0
+    names: Sequence[str] = ()
+    epoch: int = 0  # done, of the task that is open
+    epochs: int = 0  # of a task
+    steps: int = 0
+    all_steps: int = 0  # tasks ahead taken to be as long as this one
+    losses: Sequence[float] = ()  # a mean over agents an epoch
+    loss: Sequence[float] = ()  # by agent, now
+    learned: Sequence[float | None] = ()  # accuracy of each task when its training ended
+    known: Sequence[float] = ()  # and now
+    acc: float | None = None
+    sent: int = 0
+    cc: float | None = None
+    cc_by_task: Sequence[float | None] = ()
+    apart: float | None = None  # consensus error; of a peer: distance to the neighbours that it heard
+    steps_a_second: float | None = None
+    left_s: float | None = None  # from the last event on
+    longest_s: float = 0.0  # that passed before an event
+    away: Sequence[int] = ()  # neighbours of a peer that are lost
+    missed: int = 0  # messages that a peer did not hear
+
+
+def progress(events: Sequence[Recorded], epochs: int) -> Progress:
+    """Where a run with so many epochs a task stands after these events."""
+    started = of_type(events, RunStarted)
+    if not started:
+        return Progress(epochs=epochs)
+    about = started[-1]
+    so_far = metrics(events, Labels.of(about), "partial", 0.0)
+    matrix = so_far.accuracy_matrix
+    bounds = [event for event in events if isinstance(event, RunStarted | RunEnded)]
+    return Progress(
+        about,
+        epochs=epochs,
+        phase=next(PHASES[event.kind] for event in reversed(events) if event.kind in PHASES),
+        ended=bounds[-1].status if isinstance(bounds[-1], RunEnded) else None,
+        tasks=about.tasks,
+        learned=[row[task] for task, row in enumerate(matrix)],
+        known=[score for score in matrix[-1] if score is not None] if matrix else [],
+        acc=so_far.acc,
+        sent=so_far.traffic.sent_bytes,
+        cc=so_far.traffic.cc,
+        cc_by_task=so_far.traffic.cc_by_task,
+        steps=so_far.timing.iterations,
+        longest_s=max(getattr(event, "seconds", 0.0) for event in events),
+        **_training(events, about.tasks, epochs, so_far.timing.iterations),
+        **_neighbours(events),
+    )
+
+
+def _training(events: Sequence[Recorded], tasks: int, epochs: int, steps: int) -> dict[str, Any]:
+    """What epochs tell: where training is, how fast it goes, how long it will take."""
+    opened = {event.task: event for event in of_type(events, TaskOpened)}
+    if not opened:
+        return {}
+    current = opened[max(opened)]
+    ended = {(event.task, event.epoch): event for event in of_type(events, EpochEnded) if event.task in opened}
+    done = list(ended.values())
+    last = {event.task: event for event in last_of_task(done)}
+    ahead = epochs * (sum(task.steps for task in opened.values()) + (tasks - len(opened)) * current.steps)
+    recent = done[-RECENT:]
+    took = sum(event.seconds for event in recent)
+    pace = sum(opened[event.task].steps for event in recent) / took if took else None
+    closed = len({event.task for event in of_type(events, Evaluated)})
+    ends_s = sum(event.seconds for event in events if isinstance(event, Grown | Evaluated))
+    ends_ahead_s = ends_s / closed * (tasks - closed) if closed else 0.0  # if they are like those behind
+    training = {
+        "opened": len(opened),
+        "names": [task.name for _, task in sorted(opened.items())],
+        "epoch": last[current.task].epoch + 1 if current.task in last else 0,
+        "all_steps": max(ahead, steps),
+        "losses": [statistics.fmean(event.loss) for event in done],
+        "steps_a_second": pace,
+        "left_s": max(ahead - steps, 0) / pace + ends_ahead_s if pace else None,
+    }
+    if done:
+        now = done[-1]
+        training["loss"] = now.loss
+        training["apart"] = now.disagreement if now.consensus_error is None else now.consensus_error
+    return training
+
+
+def _neighbours(events: Sequence[Recorded]) -> dict[str, Any]:
+    """What a peer says of its neighbours; nothing, of agents that share a process."""
+    away: set[int] = set()
+    for event in of_type(events, MemberChanged):
+        if event.state in AWAY:
+            away.add(event.agent)
+        elif event.state in PRESENT:
+            away.discard(event.agent)
+    missed = [spans for event in of_type(events, EpochEnded) for spans in (event.missed or {}).values()]
+    return {"away": sorted(away), "missed": sum(last - first + 1 for spans in missed for first, last in spans)}

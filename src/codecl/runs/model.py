@@ -1,33 +1,35 @@
-"""The model in a run folder: saved by task, and loaded as a user's module again, ready for inference."""
+"""The model in a run folder: saved by task, loaded as a user's module again, and asked what image files show."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from codecl.data.images import prepared, scale_of
+from codecl.data.readers.pictures import CHANNELS, decode, pixels
+from codecl.data.streams import shaped
+from codecl.data.task import TaskInfo
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.files import replacing
 from codecl.models import MODELS
-from codecl.registry import source_digest
+from codecl.registry import near, source_digest
 from codecl.runs.build import build_model, stateless_copy
 from codecl.runs.config import RunConfig
-from codecl.runs.reader import read_config, read_tasks
+from codecl.runs.reader import one_run, read_config, read_tasks
 from codecl.space import norms
 from codecl.train.state import State
 
 
 def save_model(state: State, folder: Path) -> None:
     """body.safetensors, and head and norm statistics of each task in task-<t>.safetensors (tasks from 1)."""
-    _save(state.parameters, folder / "body.safetensors")
-    for number, (head, statistics) in enumerate(zip(state.heads, state.norms, strict=True), 1):
-        _save({**head, **statistics}, folder / f"task-{number}.safetensors")
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    with replacing(path) as unfinished:
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, unfinished)
+    own = enumerate(zip(state.heads, state.norms, strict=True), 1)
+    files = {f"task-{number}": {**head, **statistics} for number, (head, statistics) in own}
+    for name, tensors in {"body": state.parameters, **files}.items():
+        with replacing(folder / f"{name}.safetensors") as unfinished:
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, unfinished)
 
 
 def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:
@@ -71,3 +73,69 @@ def _recorded_model(path: Path, config: RunConfig) -> nn.Module:
             f"{path}: {config.model.name} has changed since; pass the model: codecl.load(run, task, model)"
         )
     return model
+
+
+class Prediction(NamedTuple):
+    image: str
+    classes: list[tuple[str, float]]  # what it is called and how probable it is, the most probable first
+
+
+def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, top: int = 1) -> list[Prediction]:
+    """What each of these images is, by itself, among the classes of a task (its name, or its number from 1)."""
+    folder = one_run(run)
+    number, about = _task(folder, task)
+    model = load(folder, number)
+    if any(norm.running_mean is None for norm in norms.batch_norms(model).values()):
+        raise ConfigError(
+            f"{folder}: its norms use the statistics of their batch, so one image alone cannot be classified; train it"
+            " with --set train.norm_statistics=task"
+        )
+    known = next(model.parameters())
+    names = about.labels or [str(label) for label in range(about.classes)]
+    out = []
+    for path in images:
+        batch = _read(path, about, resize)
+        scale = scale_of(about.name, (about.mean, about.std), batch, known.dtype)
+        with torch.no_grad():
+            odds = model(prepared(batch, scale, known.dtype))[0, : len(names)].softmax(0)
+        best = odds.topk(min(top, len(names)))
+        ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        out.append(Prediction(str(path), [(names[label], value) for label, value in ranked]))
+    return out
+
+
+def _task(folder: Path, task: str) -> tuple[int, TaskInfo]:
+    """A task's number from 0 and what is known of it."""
+    tasks = read_tasks(folder)
+    names = [about.name for about in tasks]
+    if task.isdecimal() and 1 <= int(task) <= len(tasks):
+        return int(task) - 1, tasks[int(task) - 1]
+    if task not in names:
+        known = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
+        hint = near(task, dict.fromkeys(names))
+        raise ConfigError(f"--task: {task!r} is not a task of {folder}{hint}; there are {known}")
+    if names.count(task) > 1:
+        which = " and ".join(str(number) for number, name in enumerate(names, 1) if name == task)
+        raise ConfigError(f"--task: {task!r} is the name of tasks {which} of {folder}; give the number")
+    return names.index(task), tasks[names.index(task)]
+
+
+def _read(path: Path, about: TaskInfo, resize: bool) -> Tensor:
+    """An image file as the task's images are stored [1, channels, height, width]."""
+    if about.stored != "uint8" or len(about.shape) != 3 or about.original[0] not in CHANNELS:
+        raise ConfigError(
+            f"task {about.name!r} was not trained on pictures; use codecl.load(run, task) on tensors of your own"
+        )
+    try:
+        image = decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if image is None:
+        raise DataError(f"{path}: is not an image that can be read")
+    channels, height, width = about.original
+    if image.size != (width, height) and not resize:
+        raise ConfigError(
+            f"{path}: is {image.width}×{image.height}, task {about.name!r} takes {width}×{height}; --resize scales"
+        )
+    values = torch.from_numpy(pixels(image, (width, height), CHANNELS[channels]).copy())
+    return shaped(values[None], about.shape)

@@ -1,11 +1,11 @@
-"""Reading run folders: the one reader of what the writer has written, through the schema. It needs no torch, but for
-configs and tasks."""
+"""Reading run folders: the one reader of what the writer wrote. It needs no torch, but for configs and tasks."""
 
 import json
 import os
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,6 +69,14 @@ def find_runs(paths: Sequence[Path], marks: Sequence[str] = ("metrics.json",)) -
     return list(dict.fromkeys(folders))
 
 
+def one_run(path: Path) -> Path:
+    """The run folder at this path, or the only one under it."""
+    folders = find_runs([path])
+    if len(folders) > 1:
+        raise ConfigError(f"{path}: holds {len(folders)} runs; name one of them, such as {folders[0]}")
+    return folders[0]
+
+
 def read_run(folder: Path) -> Run:
     """A run that is complete, was stopped or goes on; DataError says why it cannot be used."""
     try:
@@ -85,17 +93,12 @@ def read_run(folder: Path) -> Run:
     if not events or not isinstance(events[0], RunStarted | MemberChanged):  # a peer that came back says so first
         raise DataError(f"{folder}: nothing is recorded in it yet")
     if written is None or written.status == "partial":  # a run that goes on has more events than its last metrics
-        written = _so_far(folder, events)
+        started = of_type(events, RunStarted)
+        if not started:
+            raise DataError(f"{folder}: {EVENTS} does not say which run it is of (no event of kind run)")
+        written = metrics(events, Labels.of(started[0]), "partial", lasted_s(events))
     links = [Link(written.agent or 0, int(peer), count.sent) for peer, count in (written.links or {}).items()]
     return Run(folder, written, events, config, links)
-
-
-def _so_far(folder: Path, events: Sequence[Recorded]) -> Metrics:
-    """The metrics of a run that goes on or was stopped."""
-    started = of_type(events, RunStarted)
-    if not started:
-        raise DataError(f"{folder}: {EVENTS} does not say which run it is of (no event of kind run)")
-    return metrics(events, Labels.of(started[0]), "partial", lasted_s(events))
 
 
 def lasted_s(events: Sequence[Recorded]) -> float:
@@ -157,24 +160,19 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
     """What is known of the tasks of a recorded run."""
     from codecl.data.task import TaskInfo
 
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
         tasks = [TaskInfo(**task) for task in values["tasks"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        tasks = []
-    if not tasks:
-        raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
-    return tasks
+        if tasks:
+            return tasks
+    raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
 
 
 def read_events(folder: Path, size: int = -1) -> list[Recorded]:
     """All events, or those of the file's first bytes; of a last line that is half written, nothing."""
-    return EventTail(folder).read(size).events
-
-
-class News(NamedTuple):
-    events: list[Recorded]
-    restarted: bool  # the file was cut or replaced: these events are from its beginning
+    tail = EventTail(folder)
+    tail.read(size)
+    return tail.events
 
 
 class EventTail:
@@ -185,96 +183,75 @@ class EventTail:
         self._start()
 
     def _start(self) -> None:
-        self._at = self._lines = 0  # up to where the file was read
+        self.events: list[Recorded] = []
+        self._at = 0  # up to where the file was read
         self._last = b""  # the line that ends there
 
-    def read(self, size: int = -1) -> News:
-        """The events that came since; a line that is half written waits.
-
-        A file in which the last line that was read is no longer where it was is another, or was cut: it is read
-        anew."""
-        restarted = False
+    def read(self, size: int = -1) -> int:
+        """Take up what came since; how many events were there before. A line that is half written waits. All is read
+        anew where the last line is no longer where it was: the file is another, or was cut."""
         try:
             with (self.folder / EVENTS).open("rb") as file:
                 file.seek(self._at - len(self._last))
                 data = file.read(size)
                 if os.fstat(file.fileno()).st_size < self._at or not data.startswith(self._last):
-                    restarted = True
                     self._start()
                     file.seek(0)
                     data = file.read(size)
         except FileNotFoundError:
-            restarted = self._at > 0
             self._start()
-            return News([], restarted)
+            return 0
         except OSError as error:
             raise DataError(f"{self.folder}: {EVENTS} cannot be read ({error.strerror or error})") from error
-        lines = [line + b"\n" for line in data[len(self._last) :].split(b"\n")[:-1]]
-        return News([self._event(line) for line in lines], restarted)
+        before = len(self.events)
+        for line in data[len(self._last) :].split(b"\n")[:-1]:
+            self.events.append(self._event(line))
+            self._last = line + b"\n"
+            self._at += len(self._last)
+        return before
 
     def _event(self, line: bytes) -> Recorded:
         """The event of the next line."""
-        number = self._lines + 1
+        number = len(self.events) + 1
         try:
             values = json.loads(line)
             if not isinstance(values, dict) or "kind" not in values:
                 raise DataError(f"{self.folder}: {EVENTS} is not a run's (line {number} has no kind)")
-            event = EVENT.validate_python(values)
+            return EVENT.validate_python(values)
         except ValidationError as error:
             raise DataError(f"{self.folder}: {EVENTS} is broken at line {number}, {fault(error)}") from error
         except ValueError:
             raise DataError(f"{self.folder}: {EVENTS} is broken at line {number}") from None
-        self._at += len(line)
-        self._lines = number
-        self._last = line
-        return event
 
 
 def as_fleets(runs: Sequence[Run]) -> list[Run]:
-    """Runs as they are; the agents of a fleet, `seed-<s>/agent-<i>`, as one run `seed-<s>`, which may hold a simulated
-    one beside it."""
-    fleets: dict[Path, list[Run]] = {}
+    """Runs as they are; the agents of a fleet as one run, whose folder may hold a simulated one as well."""
+    groups: dict[tuple[Path, bool], list[Run]] = {}
     for run in runs:
-        if _is_agent(run):
-            fleets.setdefault(run.folder.parent, []).append(run)
-    out: list[Run] = []
-    for run in runs:
-        if not _is_agent(run):
-            out.append(run)
-        elif run.folder.parent in fleets:
-            out.append(_fleet(fleets.pop(run.folder.parent)))
-    return out
-
-
-def _is_agent(run: Run) -> bool:
-    return run.metrics.agent is not None and AGENT.fullmatch(run.folder.name) is not None
+        is_agent = run.metrics.agent is not None and AGENT.fullmatch(run.folder.name) is not None
+        folder = run.folder.parent if is_agent else run.folder
+        groups.setdefault((folder, is_agent), []).append(run)
+    return [_fleet(group) if is_fleet else group[0] for (_, is_fleet), group in groups.items()]
 
 
 def _fleet(agents: Sequence[Run]) -> Run:
-    """What agents sent is added up; accuracies are means over those whose records are here: those that hold the same
-    model score alike; the worst of their states is the fleet's."""
+    """What agents sent is added up; accuracies are means over those recorded; the worst of their states counts."""
     furthest = max(agents, key=lambda run: len(run.metrics.accuracy_matrix))
     each = [run.metrics for run in agents]
-    full_bytes = sum(one.traffic.full_bytes for one in each)
-    sent_bytes = sum(one.traffic.sent_bytes for one in each)
+    sums = ("train_bytes", "boundary_bytes", "full_bytes", "wire_bytes")
     traffic = furthest.metrics.traffic.model_copy(
-        update={
-            "cc": full_bytes / sent_bytes if sent_bytes else None,
-            "train_bytes": sum(one.traffic.train_bytes for one in each),
-            "boundary_bytes": sum(one.traffic.boundary_bytes for one in each),
-            "full_bytes": full_bytes,
-            "wire_bytes": sum(one.traffic.wire_bytes or 0 for one in each),
-        }
+        update={name: sum(getattr(agent.traffic, name) or 0 for agent in each) for name in sums}
     )
+    cc = traffic.full_bytes / traffic.sent_bytes if traffic.sent_bytes else None
     together = furthest.metrics.model_copy(
         update={
             "agent": None,
             "links": None,
-            "status": next(status for status in FROM_WORST if status in [one.status for one in each]),
-            "acc": _mean([one.acc for one in each]),
-            "bwt": _mean([one.bwt for one in each]),
-            "traffic": traffic,
-            "missed": sum(one.missed or 0 for one in each),
+            "status": next(status for status in FROM_WORST if status in [agent.status for agent in each]),
+            "acc": _mean([agent.acc for agent in each]),
+            "bwt": _mean([agent.bwt for agent in each]),
+            "traffic": traffic.model_copy(update={"cc": cc}),
+            "missed": sum(agent.missed or 0 for agent in each),
             "recorded_agents": len(each),
         }
     )

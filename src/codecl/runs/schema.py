@@ -1,9 +1,7 @@
-"""What a run folder holds, typed: `metrics.json` here, the lines of `events.jsonl` in train/events.py.
-
-The writer writes through it and the reader reads through it; nobody else opens these files."""
+"""What a run folder holds, typed: `metrics.json` here, the lines of `events.jsonl` in train/events.py."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -71,16 +69,6 @@ class Labels(_Part):
 class Metrics(Labels):
     """`metrics.json`."""
 
-    optional: ClassVar[tuple[str, ...]] = (  # left out of the file where they do not apply
-        "exchange",
-        "agent",
-        "mu_by_task",
-        "disagreement_by_task",
-        "missed",
-        "links",
-        "recorded_agents",
-    )
-
     schema_: Literal[2] = Field(2, alias="schema")
     status: Status
     acc: float | None
@@ -98,10 +86,11 @@ class Metrics(Labels):
     recorded_agents: int | None = None  # of a fleet: whose records were read
 
     def dump(self) -> dict[str, Any]:
-        """As `metrics.json` has it: schema and status first."""
+        """As `metrics.json` has it: schema and status first; what does not apply is left out."""
+        optional = {name for name, field in Metrics.model_fields.items() if field.default is None}
         values = self.model_dump(mode="json", by_alias=True)
         first = {name: values.pop(name) for name in ("schema", "status")}
-        return first | {name: v for name, v in values.items() if v is not None or name not in self.optional}
+        return first | {name: value for name, value in values.items() if value is not None or name not in optional}
 
 
 def fault(error: ValidationError) -> str:

@@ -7,8 +7,9 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,9 +18,9 @@ from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError, RunFailed
 from codecl.files import lock, write_text
 from codecl.runs import checkpoint
+from codecl.runs.build import environment
 from codecl.runs.checkpoint import Checkpoint
-from codecl.runs.config import RunConfig
-from codecl.runs.environment import environment
+from codecl.runs.config import RunConfig, preset, resolve
 from codecl.runs.metrics import last_of_task, metrics
 from codecl.runs.model import save_model
 from codecl.runs.reader import EVENTS, lasted_s, read_events
@@ -30,39 +31,55 @@ from codecl.train.state import State, TaskPosition
 Generators = Mapping[str, torch.Tensor]
 
 
-class Writer(Protocol):
-    """What training needs of a run folder."""
-
-    config: RunConfig
-    labels: Labels
-    events: list[Recorded]  # all that are recorded
-    point: Checkpoint | None  # where the run goes on
-
-    def event(self, event: Event) -> None: ...
-
-    def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None: ...
-
-    def close(self, status: Status) -> Metrics | None: ...
+def folder_of(config: RunConfig, out: Path) -> Path:
+    """<out>/<preset>-<method>-<topology><agents>[-<digest>]/seed-<s>; the digest where more differs from the preset."""
+    name = f"{config.preset}-{_word(config.method.name)}-{_word(config.topology.name)}{config.agents}"
+    if not _as_preset(config):
+        name += f"-{config.digest()[:6]}"
+    return out / name / f"seed-{config.seed}"
 
 
+def labels_of(config: RunConfig, tasks: int, each_task_alone: bool = False, agent: int | None = None) -> Labels:
+    """What metrics and the first event call a run; `agent`: of a peer."""
+    return Labels(
+        benchmark=config.preset,
+        method=_word(config.method.name),
+        agents=config.agents,
+        topology=_word(config.topology.name),
+        seed=config.seed,
+        tasks=tasks,
+        each_task_alone=each_task_alone,
+        exchange=None if agent is None else "peers",
+        agent=agent,
+    )
+
+
+def _word(name: str) -> str:
+    """A name that fits in a folder's: of `path/file.py:Thing`, the thing."""
+    return name.rpartition(":")[2].replace("/", "_")
+
+
+def _as_preset(config: RunConfig) -> bool:
+    try:
+        start = preset(config.preset)
+    except ConfigError:  # a name of the caller's own: nothing to compare with
+        return False
+    named = config.model_dump(include={"seed": True, "agents": True, "method": {"name"}, "topology": {"name"}})
+    return resolve(start, named).decisive() == config.decisive()
+
+
+@dataclass
 class NullWriter:
     """Where another process, the leading one, writes."""
 
+    config: RunConfig
+    labels: Labels
+    events: list[Recorded] = field(default_factory=list)
     point: Checkpoint | None = None
 
-    def __init__(self, config: RunConfig, labels: Labels) -> None:
-        self.config = config
-        self.labels = labels
-        self.events: list[Recorded] = []
-
-    def event(self, event: Event) -> None:
-        pass
-
-    def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None:
-        pass
-
-    def close(self, status: Status) -> None:
-        pass
+    def event(self, event: Event) -> None: ...
+    def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None: ...
+    def close(self, status: Status) -> None: ...
 
 
 class RunWriter:
@@ -74,11 +91,10 @@ class RunWriter:
         self.folder = folder
         self.config = config
         self.labels = labels
-        self.point = point
+        self.point = point  # where the run goes on
         self.state = point.state if point else None  # of the tasks that are finished
-        self.events = read_events(folder)
-        self._before_s = lasted_s(self.events)
-        self._began = time.time()
+        self.events = read_events(folder)  # all that are recorded
+        self._began = time.time() - lasted_s(self.events)
         self._lock = handle
         self._file = (folder / EVENTS).open("a", encoding="utf-8")
 
@@ -91,8 +107,7 @@ class RunWriter:
 
     @classmethod
     def resume(cls, folder: Path, config: RunConfig, labels: Labels, device: torch.device) -> "RunWriter":
-        """From the newest checkpoint, its tensors on this device: what was recorded after it is cut. New where there
-        is none."""
+        """From the newest checkpoint, its tensors on this device; what came after it is cut. New if there is none."""
         with _locked(folder) as handle:
             point = checkpoint.latest(folder / "checkpoint", device)
             if point is None:
@@ -112,8 +127,8 @@ class RunWriter:
                 _start(folder, config)
             return cls(folder, config, labels, handle)
 
-    def environment(self, device: torch.device) -> None:
-        """Of this process; those of earlier ones, where the run was resumed, beside it."""
+    def describe(self, device: torch.device, tasks: Sequence[TaskInfo]) -> None:
+        """The environment, beside those of earlier processes of the run; and what predictions need of each task."""
         path = self.folder / "environment.json"
         values = environment(device)
         if self.point:
@@ -121,14 +136,13 @@ class RunWriter:
                 earlier = json.loads(path.read_text(encoding="utf-8"))
                 values["before"] = [*earlier.pop("before", []), earlier]
         _write(path, values)
-
-    def tasks(self, tasks: Sequence[TaskInfo]) -> None:
-        """What predictions need to know of each task, beside the model."""
         _write(self.folder / "model" / "tasks.json", {"tasks": [task.model_dump(mode="json") for task in tasks]})
 
     def event(self, event: Event) -> None:
-        """Append a line to events.jsonl, and the event to `events`."""
-        if not isinstance(event, Recorded) or self._opened_before(event):
+        """Append a line to events.jsonl, and the event to `events`. A task that is resumed was opened before."""
+        if not isinstance(event, Recorded):
+            return
+        if isinstance(event, TaskOpened) and event.task in [task.task for task in of_type(self.events, TaskOpened)]:
             return
         stamped = event.stamped()
         self.events.append(stamped)
@@ -139,10 +153,6 @@ class RunWriter:
             raise RunFailed(f"{self.folder}: {EVENTS} cannot be written ({error.strerror or error})") from error
         if isinstance(event, Flooded):
             self.state = event.state
-
-    def _opened_before(self, event: Recorded) -> bool:
-        """Whether this is a task that is resumed."""
-        return isinstance(event, TaskOpened) and event.task in [task.task for task in of_type(self.events, TaskOpened)]
 
     def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None:
         """A checkpoint of all that is recorded so far; where it cannot be written, the run goes on without it."""
@@ -159,7 +169,7 @@ class RunWriter:
         """Write metrics and the model of the tasks that are finished."""
         try:
             self.event(RunEnded(status=status))
-            out = metrics(self.events, self.labels, status, self._before_s + time.time() - self._began)
+            out = metrics(self.events, self.labels, status, time.time() - self._began)
             if self.state is not None:
                 save_model(self.state, self.folder / "model")
             _write(self.folder / "metrics.json", out.dump())
@@ -172,13 +182,15 @@ class RunWriter:
             _unlock(self._lock)
 
 
+Writer = RunWriter | NullWriter
+
+
 def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded]) -> int:
     """A run folder that holds these events and nothing more yet; gives their bytes."""
     text = "".join(map(_line, events))
     with _locked(folder) as handle:
-        _clear(folder)
+        _start(folder, config)
         write_text(folder / EVENTS, text)
-        write_text(folder / "config.yaml", config.dump())
     _unlock(handle)
     return len(text.encode())
 
@@ -209,19 +221,15 @@ def _unlock(handle: int | None) -> None:
 
 
 def _start(folder: Path, config: RunConfig) -> None:
-    _clear(folder)
-    write_text(folder / "config.yaml", config.dump())
-
-
-def _clear(folder: Path) -> None:
-    """What a run writes is gone, what others put there stays. The config goes last, so that a folder that was left half
-    cleared is still known as this run's."""
+    """A folder with this config. What a run wrote is gone, what others put there stays."""
     written = [folder / name for name in ("metrics.json", EVENTS, "environment.json", "checkpoint", "model")]
+    # the config last: a folder that was left half cleared is still known as this run's
     for path in (*written, *folder.glob("*.part"), folder / "config.yaml"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    write_text(folder / "config.yaml", config.dump())
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

@@ -33,8 +33,7 @@ def read_bytes(path: Path, way_out: str) -> bytes:
 
 
 def checked(kind: type[Model], fields: Mapping[str, Any], where: Path | str = "", field: str = "") -> Model:
-    """A model with these fields; ConfigError names the first that is off. `where` they stand: a file, an option.
-    `field`: of a config, whose value they are."""
+    """A model with these fields, of a file or option (`where`) or of a config's `field`; one that is off is named."""
     try:
         return kind(**fields)
     except ConfigError as error:
@@ -59,8 +58,7 @@ def checked(kind: type[Model], fields: Mapping[str, Any], where: Path | str = ""
 
 
 def _located(kind: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel], str | None]:
-    """(path, the model it ends in, the field's description) of a validation error, without what pydantic adds for
-    types."""
+    """(path, the model it ends in, the field's description) of an error, without what pydantic adds for types."""
     path: list[str] = []
     owner, description, listed = kind, None, False
     for step in location:
@@ -81,11 +79,9 @@ def dump(fields: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines is written line by line."""
+    def text(self, text: str) -> yaml.ScalarNode:
+        """Several lines are written line by line."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _Dumper.text)
