@@ -88,6 +88,15 @@ def encode(kind: FrameKind, tensors: Mapping[str, Tensor] | None = None, **field
     return b"".join([len(header).to_bytes(LENGTH, "big"), header, *contents])
 
 
+def with_hears(data: bytes, hears: bool) -> bytes:
+    """A frame of ours, for one whom we count in or one whom we do not."""
+    start = LENGTH + int.from_bytes(data[:LENGTH], "big")
+    header = _message_types()["Header"].FromString(data[LENGTH:start])
+    header.hears = hears
+    changed = header.SerializeToString()
+    return b"".join([len(changed).to_bytes(LENGTH, "big"), changed, memoryview(data)[start:]])
+
+
 def tensor_bytes(data: bytes) -> int:
     """How many bytes of a frame are tensors, as it says itself."""
     return max(0, len(data) - LENGTH - int.from_bytes(data[:LENGTH], "big"))

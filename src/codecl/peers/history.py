@@ -23,6 +23,7 @@ from codecl.peers import decisions
 from codecl.peers.decisions import Rank
 from codecl.peers.frames import BadFrame
 
+MAX_CANDIDATES = 16  # commits that wait to be taken
 Sign = Callable[[bytes], bytes]
 Check = Callable[[int, bytes, bytes], bool]  # agent, what it should have signed, signature
 
@@ -117,6 +118,7 @@ class History:
 
     def __init__(self, start: bytes, kept: Collection[str]) -> None:
         self.start, self.kept, self.commits = start, frozenset(kept), list[Commit]()
+        self.candidates: list[Commit] = []  # that arrived and may be taken
 
     @property
     def ids(self) -> list[bytes]:
@@ -163,18 +165,23 @@ class History:
     def take(self, commit: Commit) -> int | None:
         """Add a commit. Gives the number of commits that it replaces (0: it is new), or None where it is not taken: it
         is known, another stands, or it does not follow one that we have."""
-        if self.is_completed_by(commit):
-            self.commits[-1] = commit
-            return 0
         if not self.accepts(commit):
             return None
         task = commit.facts.task
-        replaced = len(self.commits) - task
-        self.commits = [self._slim(old) for old in self.commits[:task]] + [commit]
+        replaced = 0 if self.is_completed_by(commit) else len(self.commits) - task
+        for number, old in enumerate(self.commits[:task]):
+            kept = {name: value for name, value in old.tensors.items() if name in self.kept}
+            self.commits[number] = old._replace(tensors=kept)
+        self.commits[task:] = [commit]
+        self.candidates = [other for other in self.candidates if other.facts.task > task or self.is_replaced_by(other)]
         return replaced
 
-    def _slim(self, commit: Commit) -> Commit:
-        return commit._replace(tensors={name: value for name, value in commit.tensors.items() if name in self.kept})
+    def add_candidate(self, commit: Commit) -> None:
+        """Kept once, all of it rather than some. Law: what is kept is bounded."""
+        is_known = any(known.id == commit.id and known.is_complete >= commit.is_complete for known in self.candidates)
+        if not is_known and (commit.id not in self.ids or self.is_completed_by(commit)):
+            others = [known for known in self.candidates if known.id != commit.id]
+            self.candidates = [*others[1 - MAX_CANDIDATES :], commit]
 
     def save(self, folder: Path) -> None:
         """A file a task, for a restart."""

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from codecl.errors import ConfigError
+from codecl.exchange.base import Tensors
+from codecl.peers import frames
 from codecl.peers.certificates import Identity, agent_of, name_of
-from codecl.peers.frames import BadFrame, tensor_bytes
-from codecl.peers.journal import RateLimitedLog, log
+from codecl.peers.frames import BadFrame, FrameKind, tensor_bytes
+from codecl.peers.history import Commit, History
+from codecl.peers.membership import RateLimitedLog, log
 from codecl.train.events import LinkBytes
 
 if TYPE_CHECKING:
@@ -205,7 +208,7 @@ class Links:
                 stop.wait(pause)
         self._dialling.pop(threading.current_thread(), None)
 
-    def _answer(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _answer(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A neighbour has dialled us."""
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
         peer = agent_of(self.identity.fleet, names[0]) if names else None
@@ -221,11 +224,11 @@ class Links:
         link = self._new_link(peer)
         link.cancel = context.cancel
         context.add_callback(link.close)
-        threading.Thread(target=self._read, args=(link, frames), name=f"read-{peer}", daemon=True).start()
+        threading.Thread(target=self._read, args=(link, incoming), name=f"read-{peer}", daemon=True).start()
         yield from link.frames()
 
     def _new_link(self, peer: int) -> Link:
-        return Link(peer, self.node.inbox.max_rows, self._counters.setdefault(peer, LinkCounter()))
+        return Link(peer, self.node.max_rows, self._counters.setdefault(peer, LinkCounter()))
 
     def _admitted(self, peer: int) -> bool:
         """Whoever dials over and over, or sent what does not fit, has to wait."""
@@ -236,7 +239,7 @@ class Links:
             self._not_before[peer] = now + RETRY_S
         return True
 
-    def _read(self, link: Link, frames: Any, on_first: bool = False) -> str:
+    def _read(self, link: Link, incoming: Any, on_first: bool = False) -> str:
         """Take in frames until the link ends; why it did."""
         known = not on_first
         if known:
@@ -244,7 +247,7 @@ class Links:
         try:
             if on_first:  # the server's first frame shows that it took us
                 link.put(b"")
-            for data in frames:
+            for data in incoming:
                 if not known:
                     known = True
                     self._up(link)
@@ -288,3 +291,50 @@ class Links:
                 del self._links[link.peer]
         if current:
             self.node.link_changed(link.peer, False, link.why)
+
+
+class Outbox:
+    """What a node sends. Law: every frame says who sends it, where it is, and what it knows of the others."""
+
+    def __init__(self, links: Links, header: Callable[[], dict[str, Any]]) -> None:
+        self.links, self.header = links, header
+        self._sent_at: dict[tuple[int, FrameKind], float] = {}
+
+    def send(self, peer: int, kind: FrameKind, tensors: Tensors | None = None, **fields: Any) -> bool:
+        """Whether there is a link to take it."""
+        link = self.links.link_to(peer)
+        if link is None:
+            return False
+        link.put(frames.encode(kind, tensors, **self.header(), **fields))
+        return True
+
+    def send_at_most_every(self, seconds: float, peer: int, kind: FrameKind, **fields: Any) -> bool:
+        """Send it, unless this neighbour got one of this kind just now."""
+        now = time.monotonic()
+        if now - self._sent_at.get((peer, kind), -seconds) < seconds:
+            return False
+        self._sent_at[peer, kind] = now
+        return self.send(peer, kind, **fields)
+
+    def send_commit(self, peer: int, commit: Commit) -> bool:
+        fields = {"manifest": commit.manifest, "signature": commit.signature}
+        return self.send(peer, FrameKind.COMMIT, commit.tensors, **fields)
+
+    def send_lacking(self, peer: int, ids: list[bytes], history: History) -> bool:
+        """The commits that a neighbour with these ids lacks; whether it is reached and lacks none."""
+        link = self.links.link_to(peer)
+        if link is None or link.waiting > 1:
+            return False  # it has not taken what it asked for before; it will ask again
+        for commit in history.lacking(ids):
+            self.send_commit(peer, commit)
+        return history.ids == ids
+
+    def request_commits(self, held: list[bytes], rows: bool = False) -> None:
+        """Ask all neighbours for commits that are not among these, and for their rows."""
+        for peer in self.links.up:
+            self.send(peer, FrameKind.REQUEST, history=held, number=int(rows))
+
+    def beat(self) -> None:
+        """A sign of life to all neighbours."""
+        for peer in self.links.up:
+            self.send(peer, FrameKind.BEAT)

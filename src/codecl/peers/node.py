@@ -24,16 +24,14 @@ from codecl.peers import history as histories
 from codecl.peers.decisions import JoinPoint, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
-from codecl.peers.inbox import Inbox, SumKey
-from codecl.peers.journal import Journal
-from codecl.peers.links import JOIN_S, Links
-from codecl.peers.membership import Membership, Neighbours
-from codecl.peers.outbox import Outbox
+from codecl.peers.links import JOIN_S, Links, Outbox
+from codecl.peers.membership import Journal, Membership, Neighbours
 from codecl.train.events import LinkBytes
 
 TICK_S = 0.1
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 REQUEST_S = 0.5  # between two requests for commits
+MAX_SUMS = 32  # of a neighbour, that wait to be used
 HEALED = {
     "dead": "nothing heard of it for {:g} s",
     "alive": "",
@@ -45,6 +43,15 @@ BEAT_STEPS = 4  # between signs to those whom we hear and who do not hear us
 
 class OutOfSync(Exception):
     """The others went on without us, or another commit than ours stands: rejoin."""
+
+
+class SumKey(NamedTuple):
+    """Which of the sums at a task's end."""
+
+    task: int
+    root: int
+    number: int
+    child: int
 
 
 class GossipRound(NamedTuple):
@@ -61,7 +68,7 @@ class GossipRound(NamedTuple):
         with node._changed:
             node._await_rows(self.weights)
             commit, size = node.history.newest_id, len(row_D)
-            rows = {peer: node.inbox.rows[peer].pop(node.position, None) for peer in self.weights}
+            rows = {peer: node.rows[peer].pop(node.position, None) for peer in self.weights}
             heard = {
                 peer: row.row_D.to(row_D)
                 for peer, row in rows.items()
@@ -91,7 +98,9 @@ class Node:
         self.neighbours = Neighbours(topology, self.agent)
         self.membership = Membership(agents, self.agent, timeouts.silence if timeouts.deadline else float("inf"))
         self.max_ahead = 2 * agents + 8  # steps between the first and the last: what a ring needs with nothing lost
-        self.inbox = Inbox(agents, max_rows=2 * self.max_ahead)
+        self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
+        self.rows: dict[int, dict[Position, ReceivedRow]] = {agent: {} for agent in range(agents)}
+        self.sums: dict[SumKey, Tensors] = {}
         self.position = Position(0, 0)
         self.row_size = 0  # of this task, where it is known
         self.busy = True  # with what those who wait for us should excuse
@@ -103,6 +112,7 @@ class Node:
         self.late: Position | None = None  # where a hearer was that we came too late for
         self._announced: Position | None = None  # the step whose row left when we joined
         self._last_row: bytes | None = None
+        self._last_pairs: Mapping[int, bool] = {}  # of the round in which it left
         self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by task and root
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
@@ -184,20 +194,25 @@ class Node:
             self.passed.difference_update(self.membership.merge(header.beats, header.positions))
             self.status[peer] = PeerStatus(frame.position, header.commit, header.busy, time.monotonic())
             if frame.kind is FrameKind.ROW and self._accepts_row(peer, frame):
-                row = ReceivedRow(frame.tensors["row"], header.hears, header.commit)
-                self.inbox.rows[peer].setdefault(frame.position, row)
-                self.inbox.trim_rows(peer)
+                rows = self.rows[peer]
+                rows.setdefault(frame.position, ReceivedRow(frame.tensors["row"], header.hears, header.commit))
+                if len(rows) > self.max_rows:
+                    del rows[min(rows)]
             elif frame.kind is FrameKind.COMMIT:
-                self.inbox.add_commit(commit, self.history)
+                self.history.add_candidate(commit)
             elif frame.kind is FrameKind.SUM and header.task >= self.position.task:
-                self.inbox.add_sum(SumKey(header.task, header.root, header.number, peer), frame.tensors)
+                self.sums[SumKey(header.task, header.root, header.number, peer)] = frame.tensors
+                of_peer = [key for key in self.sums if key.child == peer]
+                if len(of_peer) > MAX_SUMS:
+                    del self.sums[of_peer[0]]
             elif frame.kind is FrameKind.LATE:
                 self.late = max(self.late or Position(0, 0), frame.position)
             elif frame.kind is FrameKind.REQUEST:
                 ids = list(header.history)
                 if ids[:1] != [self.history.start]:
                     raise BadFrame("it started from another config, seed, code or initial weights")
-                self.outbox.send_lacking(peer, ids, self.history, self._last_row if header.number else None)
+                if self.outbox.send_lacking(peer, ids, self.history) and header.number:
+                    self._repeat_row(peer)
             self._compare_histories(peer)
             self._changed.notify_all()
 
@@ -240,13 +255,14 @@ class Node:
 
     def _check_sync(self) -> None:
         """Raise where the others went on without us, or another commit than ours stands."""
-        replaced = any(self.history.is_replaced_by(commit) for commit in self.inbox.commits)
+        replaced = any(map(self.history.is_replaced_by, self.history.candidates))
         if replaced or (self.late and self.late > self.position):
             raise OutOfSync
 
     def _move_to(self, position: Position) -> None:
         self.position = position
-        self.inbox.forget_rows(position)
+        for peer, rows in self.rows.items():
+            self.rows[peer] = {at: row for at, row in rows.items() if at >= position}
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
         with self._changed:
@@ -279,12 +295,18 @@ class Node:
             links = {peer: link for peer in hearers if (link := self.links.link_to(peer))}
             for peer, link in links.items():
                 link.put(encoded[pairs.get(peer, True)], may_drop=True)
-            self._last_row = encoded[True]
+            self._last_row, self._last_pairs = encoded[True], pairs
             self.traffic.count(kind, len(links), row_D.nbytes)
         if self.position.step % BEAT_STEPS == 0:
             for peer in set(weights) - set(hearers):  # they hear nothing else of ours
                 self.outbox.send(peer, FrameKind.BEAT)
         return GossipRound(self, row_D, weights, pairs)
+
+    def _repeat_row(self, peer: int) -> None:
+        """Our last row, to one that asks for it. Law: it says whether its round counts that neighbour in."""
+        link = self.links.link_to(peer)
+        if link and self._last_row:
+            link.put(frames.with_hears(self._last_row, self._last_pairs.get(peer, False)))
 
     def _await_rows(self, weights: Mapping[int, float]) -> None:
         """Until all whom we wait for are heard, or late. Who is late is not waited for again before it is heard."""
@@ -292,7 +314,8 @@ class Node:
         for waited in self._ticks(deadline):
             self._check_sync()
             peers = [peer for peer in weights if peer in self.neighbours.weights]  # the graph may have healed
-            missing = decisions.awaited(peers, self.live, self.position, self.inbox.senders(self.position))
+            arrived = [peer for peer in peers if self.position in self.rows[peer]]
+            missing = decisions.awaited(peers, self.live, self.position, arrived)
             if not missing:
                 return
             if deadline and waited > deadline / 4 and not self.busy:
@@ -327,13 +350,13 @@ class Node:
 
     def _await_sum(self, key: SumKey) -> Tensors | None:
         for waited in self._ticks():
-            if key in self.inbox.sums:
+            if key in self.sums:
                 break
             self._check_sync()
             if key.child in self.neighbours.dead or (self.timeouts.deadline and waited > self.timeouts.silence):
                 self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
                 break
-        return self.inbox.sums.pop(key, None)
+        return self.sums.pop(key, None)
 
     def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """What `root` grew, signed, along its tree or from any neighbour that is asked; None where it is gone."""
@@ -355,7 +378,7 @@ class Node:
     def _await_commit(self, root: int) -> Commit | None:
         asked_at = 0.0
         for waited in self._ticks():
-            useful = [commit for commit in self.inbox.commits if self.history.accepts(commit)]
+            useful = [commit for commit in self.history.candidates if self.history.accepts(commit)]
             best = histories.best(commit for commit in useful if self.history.follows(commit) and commit.is_complete)
             if best:
                 break
@@ -378,7 +401,7 @@ class Node:
             self.journal.note(self.position, "discarded", self.agent, why, tasks)
         self.busy, self.row_size, self.late = True, 0, None
         self._move_to(Position(len(self.history.commits), 0))
-        self.inbox.forget_task(self.position.task, self.history)
+        self.sums = {key: tensors for key, tensors in self.sums.items() if key.task >= self.position.task}
         self.outbox.beat()
 
     # coming and going
@@ -404,7 +427,7 @@ class Node:
             self.journal.degraded, self.late = True, None
             asked_at = -REQUEST_S
             for waited in self._ticks():
-                while commit := next(filter(self.history.accepts, self.inbox.commits), None):
+                while commit := next(filter(self.history.accepts, self.history.candidates), None):
                     self._adopt(commit)
                 if self.history.is_complete and self.position.task >= self.tasks:
                     return None
@@ -426,9 +449,9 @@ class Node:
     def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
         own, commit = self.position, self.history.newest_id
         others = [self.status[peer] for peer in self.links.up if peer in self.status]
-        rows = self.inbox.newest_rows(own, commit)
-        heard = [row for peer, row in rows.items() if peer in self.neighbours.weights]
-        return decisions.join_point(own, commit, others, heard or list(rows.values()), rounds_of(own.task))
+        newest = {peer: row for peer in self.rows if (row := decisions.newest_row(self.rows[peer], own, commit))}
+        heard = [row for peer, row in newest.items() if peer in self.neighbours.weights]
+        return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds_of(own.task))
 
     def _announce(self, point: JoinPoint) -> None:
         """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
