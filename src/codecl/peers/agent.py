@@ -25,16 +25,7 @@ from codecl.runs.folder import labels_of
 from codecl.runs.reader import read_events, recorded
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter
-from codecl.train.events import (
-    Agreed,
-    EpochEnded,
-    Event,
-    Flooded,
-    LinksClosed,
-    MemberChanged,
-    RunStarted,
-    Status,
-)
+from codecl.train import events
 from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
@@ -122,7 +113,7 @@ def _begun(folder: Path, member: Member) -> bool:
         first = read_events(folder)[:1]
     except DataError:
         return False
-    return any(isinstance(event, RunStarted) and event.fleet == member.fleet.name for event in first)
+    return any(isinstance(event, events.RunStarted) and event.fleet == member.fleet.name for event in first)
 
 
 def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> RunWriter:
@@ -151,7 +142,17 @@ class PeerRun:
 
     def run(self) -> Taken:
         finished, tasks = False, len(self.setup.tasks)
-        self._begin()
+        if self.writer.events or self.history.commits:
+            self.node.journal.degraded = True
+            self.writer.event(events.MemberChanged(agent=self.node.agent, state="restarted"))
+        started = self.writer.labels.started(
+            edges=self.setup.topology.edges,
+            contraction=self.setup.topology.contraction,
+            digest=self.writer.config.digest(),
+            execution=self.setup.execution,
+            fleet=self.member.fleet.name,
+        )
+        self.writer.event(started)
         try:
             self.node.open(self.history, tasks, _max_bytes(self.setup, self.first), partial(connect, self.member))
             self.node.meet()
@@ -161,24 +162,10 @@ class PeerRun:
         finally:
             links = self.node.close()
             self._notes()
-            status: Status = "degraded" if self.node.journal.degraded else "complete"
-            self.writer.event(LinksClosed(links=links, missed=self.missed))
+            status: events.Status = "degraded" if self.node.journal.degraded else "complete"
+            self.writer.event(events.LinksClosed(links=links, missed=self.missed))
             metrics = self.writer.close(status if finished else "partial")
         return Taken(metrics, self.writer.folder)
-
-    def _begin(self) -> None:
-        topology = self.setup.topology
-        if self.writer.events or self.history.commits:
-            self.node.journal.degraded = True
-            self.writer.event(MemberChanged(agent=self.node.agent, state="restarted"))
-        started = self.writer.labels.started(
-            edges=topology.edges,
-            contraction=topology.contraction,
-            digest=self.writer.config.digest(),
-            execution=self.setup.execution,
-            fleet=self.member.fleet.name,
-        )
-        self.writer.event(started)
 
     def _train(self) -> None:
         """The loop, taken up again wherever the others are when they went on without us."""
@@ -224,16 +211,16 @@ class PeerRun:
             state = unpack(self.setup, state, tensors)._replace(norms=(*state.norms, {}))
         return state
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: events.Event) -> None:
         self._notes()
-        if isinstance(event, EpochEnded | Agreed):
+        if isinstance(event, events.EpochEnded | events.Agreed):
             missed = self.node.journal.take_missed()
             self.missed += len(missed)
             own = {"disagreement": event.consensus_error, "consensus_error": None, "missed": spans(missed)}
             self.writer.event(event.model_copy(update=own))
         else:
             self.writer.event(event)
-        if isinstance(event, Flooded):
+        if isinstance(event, events.Flooded):
             self.history.save(self.writer.folder / COMMITS)
 
     def _notes(self) -> None:

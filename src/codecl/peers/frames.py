@@ -4,6 +4,7 @@ believed before it is checked: a frame that does not fit is refused with a reaso
 A frame is the header's length (4 bytes), the header, and the tensors that it lists, one after another.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -19,29 +20,15 @@ LENGTH = 4
 MAX_HEADER = 4 << 20  # a manifest names every tensor of a model
 MAX_DIMENSIONS, MAX_TENSORS, MAX_NUMBERS = 8, 1 << 14, 1 << 40
 DTYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.int64, torch.uint8)}
-TEXT, BYTES, NUMBER, YES = "string", "bytes", "uint64", "bool"
-MESSAGES: dict[str, list[tuple[str, str, bool]]] = {  # name, type, repeated; numbered from 1 in this order, for ever
-    "TensorSpec": [("name", TEXT, False), ("dtype", TEXT, False), ("shape", NUMBER, True)],
-    "Header": [
-        ("kind", NUMBER, False),
-        ("fleet", TEXT, False),
-        ("sender", NUMBER, False),
-        ("task", NUMBER, False),
-        ("step", NUMBER, False),
-        ("commit", BYTES, False),
-        ("busy", YES, False),
-        ("degraded", YES, False),
-        ("hears", YES, False),
-        ("beats", NUMBER, True),
-        ("positions", NUMBER, True),
-        ("root", NUMBER, False),
-        ("number", NUMBER, False),
-        ("history", BYTES, True),
-        ("manifest", BYTES, False),
-        ("signature", BYTES, False),
-        ("tensors", "TensorSpec", True),
-    ],
+PROTO = """
+message TensorSpec { string name = 1; string dtype = 2; repeated uint64 shape = 3; }
+message Header {
+  uint64 kind = 1; string fleet = 2; uint64 sender = 3; uint64 task = 4; uint64 step = 5; bytes commit = 6;
+  bool busy = 7; bool degraded = 8; bool hears = 9; repeated uint64 beats = 10; repeated uint64 positions = 11;
+  uint64 root = 12; uint64 number = 13; repeated bytes history = 14; bytes manifest = 15; bytes signature = 16;
+  repeated TensorSpec tensors = 17;
 }
+"""
 
 
 class BadFrame(Exception):
@@ -149,18 +136,17 @@ def _size(spec: Any) -> int:
 
 @cache
 def _message_types() -> dict[str, Any]:
-    """The message classes, from the table above."""
-    field = descriptor_pb2.FieldDescriptorProto
-    types = {TEXT: field.TYPE_STRING, BYTES: field.TYPE_BYTES, NUMBER: field.TYPE_UINT64, YES: field.TYPE_BOOL}
+    """The message classes of PROTO."""
+    types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="codecl/peers.proto", package="codecl", syntax="proto3")
-    for name, fields in MESSAGES.items():
+    for name, body in re.findall(r"message (\w+) {(.*?)}", PROTO, re.DOTALL):
         message = file.message_type.add(name=name)
-        for number, (called, kind, repeated) in enumerate(fields, 1):
-            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            added = message.field.add(name=called, number=number, label=label)
-            added.type = types.get(kind, field.TYPE_MESSAGE)
-            if kind in MESSAGES:
-                added.type_name = f".codecl.{kind}"
+        for repeated, kind, field, number in re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", body):
+            label = types.LABEL_REPEATED if repeated else types.LABEL_OPTIONAL
+            type = getattr(types, f"TYPE_{kind.upper()}", types.TYPE_MESSAGE)
+            message_name = f".codecl.{kind}" if type == types.TYPE_MESSAGE else None
+            message.field.add(name=field, number=int(number), label=label, type=type, type_name=message_name)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"codecl.{name}")) for name in MESSAGES}
+    names = [message.name for message in file.message_type]
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"codecl.{name}")) for name in names}

@@ -194,15 +194,11 @@ class History:
         """Take up what was saved, checked like what arrives, as far as a state can be made from it."""
         with suppress(OSError, SafetensorError, KeyError, ValueError, BadFrame):
             for number in count(1):
-                commit = checked(_read(folder / f"{number}.safetensors"), fleet, agents, check)
-                if self.take(commit) is None:
+                with safe_open(folder / f"{number}.safetensors", "pt") as file:
+                    about = file.metadata()
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                commit = Commit(about["manifest"].encode(), bytes.fromhex(about["signature"]), tensors)
+                if self.take(checked(commit, fleet, agents, check)) is None:
                     break
         while not self.is_complete:
             self.commits.pop()
-
-
-def _read(path: Path) -> Commit:
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return Commit(metadata["manifest"].encode(), bytes.fromhex(metadata["signature"]), tensors)

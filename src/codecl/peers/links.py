@@ -106,7 +106,7 @@ class Links:
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
         self._log = RateLimitedLog(log)
-        self._not_before: dict[int, float] = {}  # who may dial us again, and when
+        self._not_before: dict[int, float] = {}  # who has to wait: it dials over and over, or sent what does not fit
         self._options = [
             ("grpc.max_receive_message_length", node.max_bytes + GRPC_SLACK),
             ("grpc.max_send_message_length", -1),
@@ -196,7 +196,7 @@ class Links:
                 stream = call(link.frames())
                 link.cancel = stream.cancel
                 self._dialling[threading.current_thread()] = link
-                why = self._read(link, stream, on_first=True)
+                why = self._read(link, stream, dialled=True)
                 stream.cancel()
                 if stop.is_set():
                     break
@@ -218,7 +218,12 @@ class Links:
             self._log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
             return
-        if not self._admitted(peer):
+        now = time.monotonic()
+        with self._lock:
+            too_soon = now < self._not_before.get(peer, now)
+            if not too_soon:
+                self._not_before[peer] = now + RETRY_S
+        if too_soon:
             context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
             return
         link = self._new_link(peer)
@@ -230,26 +235,17 @@ class Links:
     def _new_link(self, peer: int) -> Link:
         return Link(peer, self.node.max_rows, self._counters.setdefault(peer, LinkCounter()))
 
-    def _admitted(self, peer: int) -> bool:
-        """Whoever dials over and over, or sent what does not fit, has to wait."""
-        now = time.monotonic()
-        with self._lock:
-            if now < self._not_before.get(peer, now):
-                return False
-            self._not_before[peer] = now + RETRY_S
-        return True
-
-    def _read(self, link: Link, incoming: Any, on_first: bool = False) -> str:
+    def _read(self, link: Link, incoming: Any, dialled: bool = False) -> str:
         """Take in frames until the link ends; why it did."""
-        known = not on_first
+        known = not dialled
         if known:
             self._up(link)
         try:
-            if on_first:  # the server's first frame shows that it took us
+            if dialled:
                 link.put(b"")
             for data in incoming:
                 if not known:
-                    known = True
+                    known = True  # its first frame shows that it took us
                     self._up(link)
                 if data:
                     link.counter.received += tensor_bytes(data)
@@ -269,10 +265,14 @@ class Links:
             link.close(str(said).splitlines()[0][:120])
         except Exception as error:  # gRPC raises a bare exception where a call was cancelled under a reader
             link.close(type(error).__name__)
-            if known and not isinstance(error, grpc.RpcError) and type(error) is not Exception:
+            if known and type(error) is not Exception:
                 log.exception("agent %d: reading failed", link.peer)
-        if known:
-            self._down(link)
+        with self._lock:
+            current = self._links.get(link.peer) is link
+            if current:
+                del self._links[link.peer]
+        if current:
+            self.node.link_changed(link.peer, False, link.why)
         return link.why
 
     def _up(self, link: Link) -> None:
@@ -283,14 +283,6 @@ class Links:
         if before:
             before.close("it dialled again")
         self.node.link_changed(link.peer, True, "")
-
-    def _down(self, link: Link) -> None:
-        with self._lock:
-            current = self._links.get(link.peer) is link
-            if current:
-                del self._links[link.peer]
-        if current:
-            self.node.link_changed(link.peer, False, link.why)
 
 
 class Outbox:
