@@ -54,15 +54,17 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
         return Taken(done, folder)
     data = task_data(config, None, device, alone=True)
     rules, identity = member.fleet.peers, identity_of(member)
-    timeouts = Timeouts(rules.deadline, rules.silence, rules.meet)
-    node = partial(Node, identity=identity, timeouts=timeouts)
+    node = partial(Node, identity=identity, timeouts=Timeouts(rules.deadline, rules.silence, rules.meet))
     with compute_settings(device), seeded(config.seed, "trial", device):
         setup, state = build_setup(config, data, device, exchange=node)
     _check_images(setup, agent, rules.min_images)
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and _begun(folder, member)
-    writer = _open(folder, config, setup, agent, going_on)
+    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
+    writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
+    writer.environment(device)
+    writer.tasks([data.describe() for data in setup.tasks])
     history = _new_history(setup, state, config, member)
     if going_on:
         history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
@@ -83,9 +85,8 @@ def identity_of(member: Member) -> NodeIdentity:
     def check(agent: int, data: bytes, signature: bytes) -> bool:
         return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
 
-    return NodeIdentity(
-        member.identity.agent, member.fleet.name, partial(certificates.sign, member.identity.key), check
-    )
+    sign = partial(certificates.sign, member.identity.key)
+    return NodeIdentity(member.identity.agent, member.fleet.name, sign, check)
 
 
 def connect(member: Member, node: Node) -> Links:
@@ -114,14 +115,6 @@ def _begun(folder: Path, member: Member) -> bool:
     except DataError:
         return False
     return any(isinstance(event, events.RunStarted) and event.fleet == member.fleet.name for event in first)
-
-
-def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> RunWriter:
-    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
-    writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
-    writer.environment(setup.tasks[0].train[1].device)
-    writer.tasks([data.describe() for data in setup.tasks])
-    return writer
 
 
 def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) -> History:

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -37,10 +37,8 @@ class NodeIdentity(NamedTuple):
     check: Check
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, frozen=True, strict=True):
     """What a commit's grower signed."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     fleet: str
     task: int

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,22 +121,17 @@ class Links:
             ("grpc.so_reuseport", 0),
         ]
         self._workers = ThreadPoolExecutor(len(addresses) + 4, thread_name_prefix="served")
-        self._server = self._serve(listen)
-
-    def _serve(self, listen: str) -> Any:
-        server = grpc.server(self._workers, options=self._options)
+        self._server = grpc.server(self._workers, options=self._options)
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
-        pair = [(self.identity.key, self.identity.certificate)]
-        credentials = grpc.ssl_server_credentials(pair, self.identity.authority, require_client_auth=True)
-        try:
-            bound = server.add_secure_port(listen, credentials)
-        except RuntimeError:
-            bound = 0
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+        pair = [(identity.key, identity.certificate)]
+        credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
+        bound = 0
+        with suppress(RuntimeError):
+            bound = self._server.add_secure_port(listen, credentials)
         if not bound:
             raise ConfigError(f"listen: {listen} cannot be listened on; is another agent running there?")
-        server.start()
-        return server
+        self._server.start()
 
     @property
     def up(self) -> set[int]:

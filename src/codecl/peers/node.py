@@ -32,12 +32,7 @@ TICK_S = 0.1
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 REQUEST_S = 0.5  # between two requests for commits
 MAX_SUMS = 32  # of a neighbour, that wait to be used
-HEALED = {
-    "dead": "nothing heard of it for {:g} s",
-    "alive": "",
-    "linked": "heals the graph",
-    "unlinked": "the graph is whole again",
-}
+HEALED = {"dead": "nothing heard of it for {:g} s", "linked": "heals the graph", "unlinked": "the graph is whole again"}
 BEAT_STEPS = 4  # between signs to those whom we hear and who do not hear us
 
 
@@ -159,10 +154,9 @@ class Node:
         finished = self.position.task >= self.tasks  # who has finished may leave
         if dead == self.neighbours.dead or finished or not self.met:
             return
-        changes = self.neighbours.heal(dead)
-        for state, agents in changes._asdict().items():
+        for state, agents in self.neighbours.heal(dead)._asdict().items():
             for agent in agents:
-                self.journal.note(self.position, state, agent, HEALED[state].format(self.timeouts.silence))
+                self.journal.note(self.position, state, agent, HEALED.get(state, "").format(self.timeouts.silence))
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
         self.links.connect_only(self.neighbours.all)
 
@@ -213,7 +207,9 @@ class Node:
                     raise BadFrame("it started from another config, seed, code or initial weights")
                 if self.outbox.send_lacking(peer, ids, self.history) and header.number:
                     self._repeat_row(peer)
-            self._compare_histories(peer)
+            own_ids = self.history.ids
+            if header.task < len(own_ids) and header.commit != own_ids[header.task]:  # one of the two commits stands
+                self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
             self._changed.notify_all()
 
     def _accepts_row(self, peer: int, frame: Frame) -> bool:
@@ -235,12 +231,6 @@ class Node:
             self.live[peer] = max(at, own._replace(step=own.step + 1))
             self.journal.note(own, "back", peer)
         return fate is RowFate.KEEP
-
-    def _compare_histories(self, peer: int) -> None:
-        """A neighbour with another past: one of the two commits stands, so look at its own."""
-        task, ids = self.status[peer].position.task, self.history.ids
-        if task < len(ids) and self.status[peer].commit != ids[task]:
-            self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=ids)
 
     # rounds
 
