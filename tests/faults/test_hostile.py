@@ -28,8 +28,7 @@ from codecl.exchange import topology
 from codecl.peers import agent as peer
 from codecl.peers import certificates, fleet, frames, history, links, membership
 from codecl.peers.certificates import name_of
-from codecl.peers.decisions import Timeouts
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History
 from codecl.peers.membership import QUIET_S, RateLimitedLog
@@ -70,7 +69,8 @@ class Spied(Node):
     def __init__(self, member):
         config = member.fleet.run_config()
         graph = topology.build(config.topology, config.agents, config.seed)
-        super().__init__(graph, torch.float32, torch.device("cpu"), peer.identity_of(member), Timeouts(5, 60, 60))
+        rules = PeersConfig(deadline=5, silence=60, meet=60)
+        super().__init__(graph, torch.float32, torch.device("cpu"), peer.identity_of(member), rules)
         self.reached = Counter()
 
     def receive(self, peer, data):

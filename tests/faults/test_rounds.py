@@ -15,7 +15,7 @@ pytest.importorskip("grpc")
 from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
-from codecl.peers.decisions import ReceivedRow, Timeouts
+from codecl.peers.decisions import PeersConfig, ReceivedRow
 from codecl.peers.frames import FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
@@ -62,7 +62,7 @@ class Links:
 
 def open_node(graph: Topology, agent: int, air: Air, deadline: float = 1.5) -> Node:
     identity = NodeIdentity(agent, "f", lambda data: b"", lambda *_: True)
-    node = Node(graph, torch.float64, CPU, identity, Timeouts(deadline, 30, 20))
+    node = Node(graph, torch.float64, CPU, identity, PeersConfig(deadline=deadline, silence=30, meet=20))
     node.open(History(bytes(32), ()), 1, 1 << 16, air.links)
     return node
 

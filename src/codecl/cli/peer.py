@@ -9,7 +9,7 @@ from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
-    from codecl.peers.fleet import PeersConfig
+    from codecl.peers.decisions import PeersConfig
     from codecl.runs.config import RunConfig
 
 peer = group("peer", "Agents as peers, each on a machine of its own.")
@@ -64,18 +64,20 @@ def local(
     """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
     from codecl.cli.live import following
     from codecl.peers import local as fleets
+    from codecl.runs.folder import folder_of
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     console = console_for(False)
     fleet = f"{config.agents} peers on {config.topology.name}"
     console.print(f"{config.preset}: {config.method.name}, {fleet}, seed {config.seed}", markup=False, highlight=False)
     with following(console) as show:
-        ended = fleets.run(config, _peers(deadline, silence), out, again, show)
-    console.print(f"recorded in {ended.folder}", style="dim", highlight=False, soft_wrap=True)
-    for agent, code in enumerate(ended.codes):
+        codes = fleets.run(config, _peers(deadline, silence), out, again, show)
+    folder = folder_of(config, out)
+    console.print(f"recorded in {folder}", style="dim", highlight=False, soft_wrap=True)
+    for agent, code in enumerate(codes):
         if code not in (0, DEGRADED):
-            raise RunFailed(f"agent {agent} failed (exit code {code}); see {ended.folder}/agent-{agent}.log")
-    if DEGRADED in ended.codes:
+            raise RunFailed(f"agent {agent} failed (exit code {code}); see {folder}/agent-{agent}.log")
+    if DEGRADED in codes:
         raise typer.Exit(DEGRADED)
 
 
@@ -133,7 +135,7 @@ def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
 
 
 def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
-    from codecl.peers.fleet import PeersConfig
+    from codecl.peers.decisions import PeersConfig
     from codecl.runs import yamlfile
 
     given = {"deadline": deadline, "silence": silence}
@@ -142,15 +144,13 @@ def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
 
 
 def _show(out: Path, made: list[Path]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from codecl.peers import fleet
 
     known = fleet.read(made[0]).fleet
-    table = Table(box=None, pad_edge=False)
-    for column in ("agent", "address", "folder"):
-        table.add_column(column, justify="right" if column == "agent" else "left")
+    table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
     for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
         table.add_row(str(agent), Text(address.target), Text(str(path.parent)))
     console = console_for(False)

@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 from codecl.errors import ConfigError, DataError
 from codecl.exchange import digest
 from codecl.peers import certificates
-from codecl.peers.decisions import JoinPoint, Rounds, Timeouts
+from codecl.peers.decisions import Rounds
 from codecl.peers.fleet import Member
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.links import Links
@@ -54,10 +55,12 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
         return Taken(done, folder)
     data = task_data(config, None, device, alone=True)
     rules, identity = member.fleet.peers, identity_of(member)
-    node = partial(Node, identity=identity, timeouts=Timeouts(rules.deadline, rules.silence, rules.meet))
+    node = partial(Node, identity=identity, rules=rules)
     with compute_settings(device), seeded(config.seed, "trial", device):
         setup, state = build_setup(config, data, device, exchange=node)
-    _check_images(setup, agent, rules.min_images)
+    growth = setup.growth.model_copy(update={"min_images": max(rules.min_images, setup.growth.min_images)})
+    for task in setup.tasks if setup.method.grows else ():  # what an agent grows goes to strangers, and shows images
+        growth.check(task.name, len(task.partition[agent]))
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and _begun(folder, member)
@@ -70,13 +73,6 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
         history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
     with compute_settings(device), seeded(config.seed, f"dropout/{agent}", device):
         return PeerRun(setup, state, history, writer, member).run()
-
-
-def _check_images(setup: Setup, agent: int, min_images: int) -> None:
-    """What an agent grows goes to strangers: it needs more images than would be shown by it."""
-    growth = setup.growth.model_copy(update={"min_images": max(min_images, setup.growth.min_images)})
-    for data in setup.tasks if setup.method.grows else ():
-        growth.check(data.name, len(data.partition[agent]))
 
 
 def identity_of(member: Member) -> NodeIdentity:
@@ -99,9 +95,8 @@ def _own(member: Member) -> RunConfig:
     """The fleet's config, with this agent's own data."""
     config = member.fleet.run_config()
     if config.train.norm_statistics == "task":
-        raise ConfigError(
-            "train.norm_statistics: task needs sums over all agents, which peers do not offer; it should be batch"
-        )
+        why = "task needs sums over all agents, which peers do not offer; it should be batch"
+        raise ConfigError(f"train.norm_statistics: {why}")
     if member.settings.data.local_path is None:
         return config
     mine = str((member.folder / member.settings.data.local_path).resolve())
@@ -110,11 +105,10 @@ def _own(member: Member) -> RunConfig:
 
 def _begun(folder: Path, member: Member) -> bool:
     """Whether this agent of this very fleet was at work here before."""
-    try:
+    with suppress(DataError):
         first = read_events(folder)[:1]
-    except DataError:
-        return False
-    return any(isinstance(event, events.RunStarted) and event.fleet == member.fleet.name for event in first)
+        return any(isinstance(event, events.RunStarted) and event.fleet == member.fleet.name for event in first)
+    return False
 
 
 def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) -> History:
@@ -180,13 +174,8 @@ class PeerRun:
             state = self._state()
             self.writer.state = state
             self._record(evaluate(self.setup, state, len(state.heads) - 1))
-        return self._position(point) if point else None
-
-    def _rounds(self, task: int) -> Rounds:
-        training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
-        return Rounds(training, training + self.setup.topology.agree_rounds)
-
-    def _position(self, point: JoinPoint) -> TaskPosition:
+        if point is None:
+            return None
         row_D = point.row_D.to(self.node.device)
         if self.setup.train.momentum:
             row_D = torch.cat([row_D, torch.zeros_like(row_D)])
@@ -195,6 +184,10 @@ class PeerRun:
             return TaskPosition(self.setup.train.epochs, carry, agreed=True)
         steps = self.setup.tasks[len(self.history.commits)].steps(self.setup.train.batch_size)
         return TaskPosition(point.step // steps, carry, point.step % steps)
+
+    def _rounds(self, task: int) -> Rounds:
+        training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
+        return Rounds(training, training + self.setup.topology.agree_rounds)
 
     def _state(self) -> State:
         """From the commits alone: agents that hold the same ones hold the same state."""

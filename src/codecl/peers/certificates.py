@@ -138,8 +138,7 @@ def signed_by(certificate: bytes | str, data: bytes, signature: bytes) -> bool:
     """Whether the holder of this certificate signed these data."""
     try:
         public = load(certificate).public_key()
-        if not isinstance(public, ec.EllipticCurvePublicKey):
-            return False
+        assert isinstance(public, ec.EllipticCurvePublicKey)
         public.verify(signature, data, ec.ECDSA(SHA256))
     except Exception:  # a stranger may send anything; it is not a signature then
         return False

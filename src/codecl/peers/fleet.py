@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from codecl.errors import ConfigError
 from codecl.exchange import topology as topologies
 from codecl.peers import certificates
 from codecl.peers.certificates import Certificate, Identity, Key, holder, ip_of, issued, name_of
+from codecl.peers.decisions import PeersConfig
 from codecl.runs import config as configs
 from codecl.runs import yamlfile
 from codecl.runs.config import RunConfig
@@ -25,21 +26,6 @@ from codecl.runs.config import RunConfig
 ANEW = "make the fleet anew with `codecl peer init`"
 AGAIN = "take the agent's folder as `codecl peer init` made it"
 FORM = "write HOST:PORT, for example 10.0.0.5:7700 or [fd00::5]:7700"
-
-
-class PeersConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True):
-    deadline: float | None = Field(5.0, gt=0, description="seconds a step waits for a neighbour; null: for ever")
-    silence: float = Field(30.0, gt=0, description="seconds without a sign of life: the agent counts as dead")
-    meet: float = Field(600.0, gt=0, description="seconds to wait for the others at the start")
-    min_images: int = Field(16, ge=1, description="least number of images from which an agent may grow")
-
-    @field_validator("silence")
-    @classmethod
-    def _not_before_the_deadline(cls, silence: float, info: ValidationInfo) -> float:
-        deadline = info.data.get("deadline")
-        if deadline is not None and silence < deadline:
-            raise ValueError(f"it should be at least the deadline, {deadline:g}")
-        return silence
 
 
 class Address(BaseModel, frozen=True, extra="forbid"):

@@ -5,7 +5,7 @@ A frame is the header's length (4 bytes), the header, and the tensors that it li
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from math import prod
@@ -102,7 +102,15 @@ def decode(data: bytes, max_bytes: int) -> Frame:
         kind = FrameKind(header.kind)
     except (DecodeError, ValueError) as error:
         raise BadFrame(f"its header cannot be read ({error})") from error
-    _check_sizes(header.tensors, tensor_bytes(data), max_bytes)
+    if len(header.tensors) > MAX_TENSORS:
+        raise BadFrame(f"{len(header.tensors)} tensors; {MAX_TENSORS} are the most that fit")
+    claimed = sum(_size(spec) for spec in header.tensors)
+    if claimed > max_bytes:
+        raise BadFrame(f"it claims {claimed} bytes of tensors; {max_bytes} are the most that fit")
+    if claimed != tensor_bytes(data):
+        raise BadFrame(f"it claims {claimed} bytes of tensors and has {tensor_bytes(data)}")
+    if len({spec.name for spec in header.tensors}) != len(header.tensors):
+        raise BadFrame("it names a tensor twice")
     tensors, start = {}, LENGTH + length
     for spec in header.tensors:
         dtype, size = DTYPES[spec.dtype], _size(spec)
@@ -111,19 +119,6 @@ def decode(data: bytes, max_bytes: int) -> Frame:
         tensors[spec.name] = flat.view(tuple(spec.shape))
         start += size
     return Frame(kind, header, tensors)
-
-
-def _check_sizes(specs: Sequence[Any], size: int, max_bytes: int) -> None:
-    """Whether these tensors are as large as what came."""
-    if len(specs) > MAX_TENSORS:
-        raise BadFrame(f"{len(specs)} tensors; {MAX_TENSORS} are the most that fit")
-    claimed = sum(_size(spec) for spec in specs)
-    if claimed > max_bytes:
-        raise BadFrame(f"it claims {claimed} bytes of tensors; {max_bytes} are the most that fit")
-    if claimed != size:
-        raise BadFrame(f"it claims {claimed} bytes of tensors and has {size}")
-    if len({spec.name for spec in specs}) != len(specs):
-        raise BadFrame("it names a tensor twice")
 
 
 def _size(spec: Any) -> int:

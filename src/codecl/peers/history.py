@@ -24,7 +24,6 @@ from codecl.peers.decisions import Rank
 from codecl.peers.frames import BadFrame
 
 MAX_CANDIDATES = 16  # commits that wait to be taken
-Sign = Callable[[bytes], bytes]
 Check = Callable[[int, bytes, bytes], bool]  # agent, what it should have signed, signature
 
 
@@ -33,7 +32,7 @@ class NodeIdentity(NamedTuple):
 
     agent: int
     fleet: str
-    sign: Sign
+    sign: Callable[[bytes], bytes]
     check: Check
 
 
@@ -46,12 +45,6 @@ class Manifest(BaseModel, frozen=True, strict=True):
     living: list[int] = Field(alias="part")  # agents, as the grower saw it
     before: str  # the id of the commit that this one follows, in hex
     digests: dict[str, str] = Field(alias="tensors")
-
-    def fits(self, fleet: str, agents: int) -> bool:
-        """Whether it can be of this fleet."""
-        known = {*self.living} | {self.grower} <= {*range(agents)}
-        alone = 0 < len(self.living) == len({*self.living})
-        return self.fleet == fleet and known and alone and 0 <= self.task < 1 << 32
 
 
 class Commit(NamedTuple):
@@ -94,7 +87,9 @@ def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
         facts = commit.facts
     except ValidationError as error:
         raise BadFrame(f"a commit whose manifest cannot be read ({error.errors()[0]['msg']})") from error
-    if not facts.fits(fleet, agents):
+    known = {*facts.living, facts.grower} <= {*range(agents)}
+    distinct = 0 < len(facts.living) == len({*facts.living})
+    if facts.fleet != fleet or not known or not distinct or not 0 <= facts.task < 1 << 32:
         raise BadFrame("a commit whose manifest does not fit this fleet")
     title, grower = f"a commit of task {facts.task + 1}", facts.grower
     if not check(grower, commit.manifest, commit.signature):

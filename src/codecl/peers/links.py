@@ -7,11 +7,10 @@ that the topology says. Whoever else knocks is refused and logged.
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -35,21 +34,11 @@ MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is 
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
 
 
-@dataclass
-class LinkCounter:
-    """Bytes of tensors to and from a neighbour, and of all else in their frames."""
-
-    sent: int = 0
-    received: int = 0
-    headers_sent: int = 0
-    headers_received: int = 0
-
-
 class Link:
     """One way out to a neighbour: frames wait here until gRPC takes them."""
 
-    def __init__(self, peer: int, max_rows: int, counter: LinkCounter) -> None:
-        self.peer, self.max_rows, self.counter = peer, max_rows, counter
+    def __init__(self, peer: int, max_rows: int, counts: Counter[str]) -> None:
+        self.peer, self.max_rows, self.counts = peer, max_rows, counts
         self.open, self.why = True, ""
         self._out: deque[tuple[bytes, bool]] = deque()
         self._changed = threading.Condition()
@@ -59,8 +48,7 @@ class Link:
         """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
         with self._changed:
             size = tensor_bytes(data)
-            self.counter.sent += size
-            self.counter.headers_sent += len(data) - size
+            self.counts.update(sent=size, headers_sent=len(data) - size)
             self._out.append((data, may_drop))
             waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
             if len(waiting) > self.max_rows:
@@ -101,7 +89,7 @@ class Links:
 
     def __init__(self, node: "Node", identity: Identity, addresses: Mapping[int, str], listen: str) -> None:
         self.node, self.me, self.identity, self.addresses = node, identity.agent, identity, addresses
-        self._counters: dict[int, LinkCounter] = {}  # by neighbour, over all links to it
+        self._counts: dict[int, Counter[str]] = defaultdict(Counter)  # LinkBytes by neighbour, over all links to it
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
@@ -141,8 +129,7 @@ class Links:
     @property
     def traffic(self) -> dict[str, LinkBytes]:
         """By neighbour that anything went to or came from."""
-        counts = {str(peer): vars(counter) for peer, counter in sorted(self._counters.items())}
-        return {peer: LinkBytes(**count) for peer, count in counts.items() if any(count.values())}
+        return {str(peer): LinkBytes(**counts) for peer, counts in sorted(self._counts.items()) if counts.total()}
 
     def link_to(self, peer: int) -> Link | None:
         """The open link to this agent, if there is one."""
@@ -188,7 +175,7 @@ class Links:
         with grpc.secure_channel(self.addresses[peer], credentials, options) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             while not stop.is_set():
-                link, began = self._new_link(peer), time.monotonic()
+                link, began = Link(peer, self.node.max_rows, self._counts[peer]), time.monotonic()
                 stream = call(link.frames())
                 link.cancel = stream.cancel
                 self._dialling[threading.current_thread()] = link
@@ -222,14 +209,11 @@ class Links:
         if too_soon:
             context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
             return
-        link = self._new_link(peer)
+        link = Link(peer, self.node.max_rows, self._counts[peer])
         link.cancel = context.cancel
         context.add_callback(link.close)
         threading.Thread(target=self._read, args=(link, incoming), name=f"read-{peer}", daemon=True).start()
         yield from link.frames()
-
-    def _new_link(self, peer: int) -> Link:
-        return Link(peer, self.node.max_rows, self._counters.setdefault(peer, LinkCounter()))
 
     def _read(self, link: Link, incoming: Any, dialled: bool = False) -> str:
         """Take in frames until the link ends; why it did."""
@@ -244,8 +228,8 @@ class Links:
                     known = True  # its first frame shows that it took us
                     self._up(link)
                 if data:
-                    link.counter.received += tensor_bytes(data)
-                    link.counter.headers_received += len(data) - tensor_bytes(data)
+                    size = tensor_bytes(data)
+                    link.counts.update(received=size, headers_received=len(data) - size)
                     self.node.receive(link.peer, data)
                 if not link.open:
                     break
@@ -308,14 +292,14 @@ class Outbox:
         fields = {"manifest": commit.manifest, "signature": commit.signature}
         return self.send(peer, FrameKind.COMMIT, commit.tensors, **fields)
 
-    def send_lacking(self, peer: int, ids: list[bytes], history: History) -> bool:
-        """The commits that a neighbour with these ids lacks; whether it is reached and lacks none."""
+    def send_lacking(self, peer: int, ids: list[bytes], history: History) -> Link | None:
+        """The commits that a neighbour with these ids lacks; its link, where it lacks none."""
         link = self.links.link_to(peer)
         if link is None or link.waiting > 1:
-            return False  # it has not taken what it asked for before; it will ask again
+            return None  # it has not taken what it asked for before; it will ask again
         for commit in history.lacking(ids):
             self.send_commit(peer, commit)
-        return history.ids == ids
+        return link if history.ids == ids else None
 
     def request_commits(self, held: list[bytes], rows: bool = False) -> None:
         """Ask all neighbours for commits that are not among these, and for their rows."""

@@ -9,34 +9,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from codecl.errors import CodeclError, RunFailed
 from codecl.files import is_locked, write_text
 from codecl.peers import agent as peer
 from codecl.peers import fleet
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.runs.config import RunConfig
 from codecl.runs.folder import folder_of
 from codecl.runs.follow import Follower, FollowerView, RunFolder
 
+Show = Callable[[FollowerView], None]
 LOOK_S = 0.5
 PORTS = range(20_000, 30_000)
 GRACE_S = 10.0
 
 
-class Ended(NamedTuple):
-    """How a fleet ended: exit code of each agent, and where they recorded it."""
-
-    codes: list[int]
-    folder: Path
-
-
-def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Callable[[FollowerView], None]) -> Ended:
-    """Start all agents, follow what they record, and wait for them. A fleet that was stopped goes on: its files are
-    kept beside its agents' folders."""
+def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> list[int]:
+    """Start all agents, follow what they record, wait for them; gives their exit codes. A fleet that was stopped goes
+    on: its files are kept beside its agents' folders."""
     folder = folder_of(config, out)
     agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
     follower = Follower(folder, known=[RunFolder(folder, agents)])
@@ -51,7 +44,7 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Cal
     show(follower.look())
     if not any((path / "metrics.json").is_file() for path in agents):
         raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
-    return Ended([process.returncode for process in processes], folder)
+    return [process.returncode for process in processes]
 
 
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:
@@ -89,20 +82,19 @@ def _started(commands: list[list[str]], folder: Path) -> Iterator[list[subproces
     """The agents at work, each with a log beside its folder; none is left behind."""
     env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(commands))), **os.environ}
     processes: list[subprocess.Popen[bytes]] = []
-    with ExitStack() as stack:
-        try:
-            for agent, command in enumerate(commands):
-                log = stack.enter_context((folder / f"agent-{agent}.log").open("w"))
+    try:
+        for agent, command in enumerate(commands):
+            with (folder / f"agent-{agent}.log").open("w") as log:
                 processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-            yield processes
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + GRACE_S
-            for process in processes:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, deadline - time.monotonic()))
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE_S
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()

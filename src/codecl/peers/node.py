@@ -21,7 +21,7 @@ from codecl.exchange.base import Flood, Tensors, Traffic, digest
 from codecl.exchange.topology import Topology
 from codecl.peers import decisions, frames
 from codecl.peers import history as histories
-from codecl.peers.decisions import JoinPoint, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
+from codecl.peers.decisions import JoinPoint, PeersConfig, PeerStatus, ReceivedRow, Rounds, RowFate
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.links import JOIN_S, Links, Outbox
@@ -85,13 +85,13 @@ class Node:
     on_device = False
 
     def __init__(
-        self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, timeouts: Timeouts
+        self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, rules: PeersConfig
     ) -> None:
         agents, self.agent, self.device = topology.agents, identity.agent, device
         self.agents: Sequence[int] = (identity.agent,)
-        self.identity, self.timeouts, self.traffic, self.journal = identity, timeouts, Traffic(), Journal()
+        self.identity, self.rules, self.traffic, self.journal = identity, rules, Traffic(), Journal()
         self.neighbours = Neighbours(topology, self.agent)
-        self.membership = Membership(agents, self.agent, timeouts.silence if timeouts.deadline else float("inf"))
+        self.membership = Membership(agents, self.agent, rules.silence if rules.deadline else float("inf"))
         self.max_ahead = 2 * agents + 8  # steps between the first and the last: what a ring needs with nothing lost
         self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
         self.rows: dict[int, dict[Position, ReceivedRow]] = {agent: {} for agent in range(agents)}
@@ -107,7 +107,7 @@ class Node:
         self.late: Position | None = None  # where a hearer was that we came too late for
         self._announced: Position | None = None  # the step whose row left when we joined
         self._last_row: bytes | None = None
-        self._last_pairs: Mapping[int, bool] = {}  # of the round in which it left
+        self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
         self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by task and root
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
@@ -139,7 +139,7 @@ class Node:
         return {**own, "degraded": self.journal.degraded, **self.position._asdict(), **self.membership.fields()}
 
     def _beat_regularly(self) -> None:
-        every = min(0.5, self.timeouts.silence / 6)
+        every = min(0.5, self.rules.silence / 6)
         while True:
             with self._changed:
                 self._heal()
@@ -156,7 +156,7 @@ class Node:
             return
         for state, agents in self.neighbours.heal(dead)._asdict().items():
             for agent in agents:
-                self.journal.note(self.position, state, agent, HEALED.get(state, "").format(self.timeouts.silence))
+                self.journal.note(self.position, state, agent, HEALED.get(state, "").format(self.rules.silence))
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
         self.links.connect_only(self.neighbours.all)
 
@@ -205,8 +205,9 @@ class Node:
                 ids = list(header.history)
                 if ids[:1] != [self.history.start]:
                     raise BadFrame("it started from another config, seed, code or initial weights")
-                if self.outbox.send_lacking(peer, ids, self.history) and header.number:
-                    self._repeat_row(peer)
+                link = self.outbox.send_lacking(peer, ids, self.history)
+                if link and header.number and self._last_row:
+                    link.put(frames.with_hears(self._last_row, self._last_pairs.get(peer, False)))
             own_ids = self.history.ids
             if header.task < len(own_ids) and header.commit != own_ids[header.task]:  # one of the two commits stands
                 self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
@@ -270,7 +271,7 @@ class Node:
             behind = decisions.far_behind(positions, self.position, self.max_ahead)
             if not behind:
                 return
-            if self.timeouts.deadline and waited > self.timeouts.silence:
+            if self.rules.deadline and waited > self.rules.silence:
                 self.passed.update(behind)
 
     def _send_row(self, row_D: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
@@ -292,15 +293,9 @@ class Node:
                 self.outbox.send(peer, FrameKind.BEAT)
         return GossipRound(self, row_D, weights, pairs)
 
-    def _repeat_row(self, peer: int) -> None:
-        """Our last row, to one that asks for it. Law: it says whether its round counts that neighbour in."""
-        link = self.links.link_to(peer)
-        if link and self._last_row:
-            link.put(frames.with_hears(self._last_row, self._last_pairs.get(peer, False)))
-
     def _await_rows(self, weights: Mapping[int, float]) -> None:
         """Until all whom we wait for are heard, or late. Who is late is not waited for again before it is heard."""
-        deadline = self.timeouts.deadline
+        deadline = self.rules.deadline
         for waited in self._ticks(deadline):
             self._check_sync()
             peers = [peer for peer in weights if peer in self.neighbours.weights]  # the graph may have healed
@@ -313,7 +308,7 @@ class Node:
                 self.outbox.beat()
             for peer in missing if deadline and waited > deadline else ():
                 status = self.status.get(peer) if peer in self.links.up else None
-                if not decisions.is_excused(status, self.position, time.monotonic(), waited, self.timeouts):
+                if not decisions.is_excused(status, self.position, time.monotonic(), waited, self.rules):
                     del self.live[peer]
                     self.journal.note(self.position, "lost", peer, f"no row within {waited:.3g} s")
 
@@ -322,6 +317,7 @@ class Node:
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sums of those who are reached, which may be fewer than all agents."""
         sums = dict(parts[0])
+        shapes = {name: value.shape for name, value in sums.items()}
         with self._changed:
             task = self.position.task
             number = self._reductions[task, root]
@@ -329,7 +325,7 @@ class Node:
             for parent, child in reversed(self.neighbours.tree_to(root)):
                 if parent == self.agent:
                     arrived = self._await_sum(SumKey(task, root, number, child))
-                    if arrived is None or _shapes(arrived) != _shapes(sums):
+                    if arrived is None or {name: value.shape for name, value in arrived.items()} != shapes:
                         self.journal.miss(self.position.step, [child])
                     else:
                         sums = {name: value + arrived[name].to(value) for name, value in sums.items()}
@@ -343,7 +339,7 @@ class Node:
             if key in self.sums:
                 break
             self._check_sync()
-            if key.child in self.neighbours.dead or (self.timeouts.deadline and waited > self.timeouts.silence):
+            if key.child in self.neighbours.dead or (self.rules.deadline and waited > self.rules.silence):
                 self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
                 break
         return self.sums.pop(key, None)
@@ -403,12 +399,12 @@ class Node:
                 everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
                 late = Position(self.position.task, self.max_ahead)
                 under_way = any(status.position > late for status in self.status.values())
-                if everybody or under_way or waited >= self.timeouts.meet:
+                if everybody or under_way or waited >= self.rules.meet:
                     break
             self.live = dict.fromkeys(set(self.neighbours.weights) & self.links.up, Position(0, 0))
             self.met = True
             for agent in sorted(self.neighbours.all - self.links.up):
-                self.journal.note(self.position, "absent", agent, f"not met within {self.timeouts.meet:g} s")
+                self.journal.note(self.position, "absent", agent, f"not met within {self.rules.meet:g} s")
             self.membership.start()
 
     def rejoin(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
@@ -424,7 +420,7 @@ class Node:
                 point = self._join_point(rounds_of) if self.history.is_complete else None
                 if point is not None:
                     break
-                if not self.links.up and waited > self.timeouts.silence:
+                if not self.links.up and waited > self.rules.silence:
                     self.journal.note(self.position, "alone", self.agent, "no neighbour is reached")
                     break
                 if waited - asked_at >= REQUEST_S:
@@ -458,7 +454,7 @@ class Node:
             self.outbox.beat()
             for waited in self._ticks():
                 tasks = [self.status[peer].position.task if peer in self.status else 0 for peer in self.links.up]
-                if waited >= 2 * self.timeouts.silence or all(task >= self.position.task for task in tasks):
+                if waited >= 2 * self.rules.silence or all(task >= self.position.task for task in tasks):
                     return
 
     # watching
@@ -469,7 +465,3 @@ class Node:
 
     def gather(self, rows_A: Tensor) -> Tensor:
         return rows_A
-
-
-def _shapes(tensors: Tensors) -> dict[str, Any]:
-    return {name: value.shape for name, value in tensors.items()}
