@@ -126,7 +126,7 @@ def victim(nodes, caplog):
     goes_on(nodes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    node.links._log, node.journal.log = RateLimitedLog(membership.log), RateLimitedLog(membership.log)
+    node.journal.log = RateLimitedLog()
     yield node
     goes_on(nodes)
 

@@ -219,10 +219,9 @@ def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]
     out: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for step, peer in sorted(missed):
         known = out[str(peer)]
-        if known and step <= known[-1][1] + 1:
-            known[-1] = known[-1][0], step
-        else:
-            known.append((step, step))
+        goes_on = known and step <= known[-1][1] + 1
+        first = known.pop()[0] if goes_on else step
+        known.append((first, step))
     return dict(out)
 
 

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -94,10 +95,9 @@ def _builder(name: str, issuer: x509.Name | None, key: Key) -> x509.CertificateB
 
 def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """A host that is an IP address."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+    return None
 
 
 def load(text: bytes | str) -> Certificate:
@@ -107,11 +107,10 @@ def load(text: bytes | str) -> Certificate:
 
 def issued(certificate: Certificate, authority: Certificate) -> bool:
     """Whether this authority signed this certificate."""
-    try:
+    with suppress(InvalidSignature, ValueError, TypeError):
         certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def holder(certificate: Certificate, fleet: str) -> int | None:
@@ -136,10 +135,9 @@ def sign(key: bytes, data: bytes) -> bytes:
 
 def signed_by(certificate: bytes | str, data: bytes, signature: bytes) -> bool:
     """Whether the holder of this certificate signed these data."""
-    try:
+    with suppress(Exception):  # a stranger may send anything; it is not a signature then
         public = load(certificate).public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
         public.verify(signature, data, ec.ECDSA(SHA256))
-    except Exception:  # a stranger may send anything; it is not a signature then
-        return False
-    return True
+        return True
+    return False

@@ -19,8 +19,6 @@ JOIN_AHEAD = 4  # steps ahead of a neighbour's newest row at which a returning a
 
 
 class PeersConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True):
-    """How long an agent waits, and from how much it may grow."""
-
     deadline: float | None = Field(5.0, gt=0, description="seconds a step waits for a neighbour; null: for ever")
     silence: float = Field(30.0, gt=0, description="seconds without a sign of life: the agent counts as dead")
     meet: float = Field(600.0, gt=0, description="seconds to wait for the others at the start")

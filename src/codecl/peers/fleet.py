@@ -25,7 +25,6 @@ from codecl.runs.config import RunConfig
 
 ANEW = "make the fleet anew with `codecl peer init`"
 AGAIN = "take the agent's folder as `codecl peer init` made it"
-FORM = "write HOST:PORT, for example 10.0.0.5:7700 or [fd00::5]:7700"
 
 
 class Address(BaseModel, frozen=True, extra="forbid"):
@@ -90,7 +89,7 @@ def _certificate(pem: str, field: str) -> Certificate:
         raise ValueError(f"{field}: is not a certificate; {ANEW}") from None
 
 
-class LocalDataConfig(BaseModel, frozen=True, extra="forbid"):
+class LocalData(BaseModel, frozen=True, extra="forbid"):
     local_path: str | None = Field(None, description="path of this agent's own data; null: its shard of the stream")
 
 
@@ -105,9 +104,7 @@ class AgentFile(BaseModel, frozen=True, extra="forbid"):
     reach: dict[int, str] = Field({}, description="HOST:PORT of agents that are reached elsewhere than the fleet says")
     out: str = Field("runs", description="where run folders go")
     device: str = Field("auto", description="auto, cpu or cuda")
-    data: LocalDataConfig = Field(
-        LocalDataConfig(), description="local_path: path of this agent's own data; null: its shard"
-    )
+    data: LocalData = Field(LocalData(), description="local_path: path of this agent's own data; null: its shard")
 
     @model_validator(mode="after")
     def _addresses(self) -> Self:
@@ -146,7 +143,8 @@ def address_of(text: str, where: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or (":" in host and bare == host) or not (port.isascii() and port.isdecimal() and len(port) < 6):
-        raise ConfigError(f"{where}: {text!r} is not an address; {FORM}")
+        form = "write HOST:PORT, for example 10.0.0.5:7700 or [fd00::5]:7700"
+        raise ConfigError(f"{where}: {text!r} is not an address; {form}")
     return bare, int(port)
 
 
@@ -214,8 +212,8 @@ def read(path: Path) -> Member:
     at_fleet = path.parent / settings.fleet
     fleet = yamlfile.read(Fleet, at_fleet, AGAIN)
     if settings.agent >= len(fleet.addresses):
-        allowed = f"{at_fleet} has agents 0 to {len(fleet.addresses) - 1}"
-        raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {allowed}")
+        last = len(fleet.addresses) - 1
+        raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {at_fleet} has agents 0 to {last}")
     return Member(fleet, _identity(fleet, settings, path), settings, path.parent)
 
 

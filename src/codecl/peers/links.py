@@ -21,7 +21,7 @@ from codecl.peers import frames
 from codecl.peers.certificates import Identity, agent_of, name_of
 from codecl.peers.frames import BadFrame, FrameKind, tensor_bytes
 from codecl.peers.history import Commit, History
-from codecl.peers.membership import RateLimitedLog, log
+from codecl.peers.membership import log
 from codecl.train.events import LinkBytes
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ class Links:
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
-        self._log = RateLimitedLog(log)
         self._not_before: dict[int, float] = {}  # who has to wait: it dials over and over, or sent what does not fit
         self._options = [
             ("grpc.max_receive_message_length", node.max_bytes + GRPC_SLACK),
@@ -184,8 +183,8 @@ class Links:
                 if stop.is_set():
                     break
                 if why != logged:
-                    line = "agent %d at %s: no link (%s)"
-                    self._log(logging.INFO, (peer, "no link"), line, peer, self.addresses[peer], why)
+                    about = peer, self.addresses[peer], why
+                    self.node.journal.log(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
                 pause = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(1.5 * pause, MAX_RETRY_S)
                 logged = why
                 stop.wait(pause)
@@ -198,7 +197,7 @@ class Links:
         if peer is None or peer >= self.me or not self.node.admits(peer):
             who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
             line = "refused: %s from %s is no neighbour that dials agent %d"
-            self._log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
+            self.node.journal.log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
             return
         now = time.monotonic()
@@ -236,7 +235,7 @@ class Links:
             link.close("it closed the link")
         except BadFrame as error:
             line = "refused: a frame of agent %d (%s); its link is closed"
-            self._log(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
+            self.node.journal.log(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
             with self._lock:
                 self._not_before[link.peer] = time.monotonic() + MAX_RETRY_S
             link.close(f"a frame that does not fit: {error}")
@@ -289,8 +288,8 @@ class Outbox:
         return self.send(peer, kind, **fields)
 
     def send_commit(self, peer: int, commit: Commit) -> bool:
-        fields = {"manifest": commit.manifest, "signature": commit.signature}
-        return self.send(peer, FrameKind.COMMIT, commit.tensors, **fields)
+        about = {"manifest": commit.manifest, "signature": commit.signature}
+        return self.send(peer, FrameKind.COMMIT, commit.tensors, **about)
 
     def send_lacking(self, peer: int, ids: list[bytes], history: History) -> Link | None:
         """The commits that a neighbour with these ids lacks; its link, where it lacks none."""

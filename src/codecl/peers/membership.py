@@ -128,8 +128,8 @@ class Neighbours:
 class RateLimitedLog:
     """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
 
-    def __init__(self, log: logging.Logger) -> None:
-        self._log, self._logged, self._lock = log, dict[Hashable, float](), threading.Lock()
+    def __init__(self) -> None:
+        self._logged, self._lock = dict[Hashable, float](), threading.Lock()
 
     def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
         now = time.monotonic()
@@ -138,7 +138,7 @@ class RateLimitedLog:
             if topic in self._logged:
                 return
             self._logged[topic] = now
-        self._log.log(level, line, *about)
+        log.log(level, line, *about)
 
 
 class Missed(NamedTuple):
@@ -155,7 +155,7 @@ class Journal:
         self.degraded = False  # whether anybody, as far as we know, missed anything
         self._notes: deque[MemberChanged] = deque(maxlen=MAX_NOTES)
         self._missed: deque[Missed] = deque()
-        self.log = RateLimitedLog(log)
+        self.log = RateLimitedLog()
 
     def note(self, at: Position, state: str, agent: int, why: str = "", tasks: list[int] | None = None) -> None:
         note = MemberChanged(task=at.task, step=at.step, agent=agent, state=state, why=why or None, tasks=tasks)

@@ -457,8 +457,6 @@ class Node:
                 if waited >= 2 * self.rules.silence or all(task >= self.position.task for task in tasks):
                     return
 
-    # watching
-
     def consensus_error(self, rows_AD: Tensor) -> float:
         """No peer knows the average: its mean squared distance to the neighbours that it heard last."""
         return self.spread
