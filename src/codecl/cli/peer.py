@@ -41,11 +41,23 @@ def init(
     out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
 ) -> None:
     """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
     from codecl.peers import fleet
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
-    _show(out, fleet.init(config, addresses, _peers(deadline, silence), out))
+    made = fleet.init(config, addresses, _peers(deadline, silence), out)
+    known = fleet.read(made[0]).fleet
+    table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
+    for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
+        table.add_row(str(agent), Text(address.target), Text(str(path.parent)))
+    console = console_for(False)
+    console.print(table)
+    console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
+    typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
 
 
 @peer.command()
@@ -141,20 +153,3 @@ def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
     given = {"deadline": deadline, "silence": silence}
     fields = {name: None if value == "none" else value for name, value in given.items() if value is not None}
     return yamlfile.checked(PeersConfig, fields, "peers")
-
-
-def _show(out: Path, made: list[Path]) -> None:
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    from codecl.peers import fleet
-
-    known = fleet.read(made[0]).fleet
-    table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
-    for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
-        table.add_row(str(agent), Text(address.target), Text(str(path.parent)))
-    console = console_for(False)
-    console.print(table)
-    console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
-    typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")

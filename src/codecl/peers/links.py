@@ -288,8 +288,7 @@ class Outbox:
         return self.send(peer, kind, **fields)
 
     def send_commit(self, peer: int, commit: Commit) -> bool:
-        about = {"manifest": commit.manifest, "signature": commit.signature}
-        return self.send(peer, FrameKind.COMMIT, commit.tensors, **about)
+        return self.send(peer, FrameKind.COMMIT, commit.tensors, manifest=commit.manifest, signature=commit.signature)
 
     def send_lacking(self, peer: int, ids: list[bytes], history: History) -> Link | None:
         """The commits that a neighbour with these ids lacks; its link, where it lacks none."""
