@@ -16,7 +16,7 @@ import yaml
 
 from codecl.peers import agent as peer
 from codecl.peers import fleet
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.peers.local import free_ports
 from codecl.runs.config import RunConfig
 from tests.conftest import ROOT

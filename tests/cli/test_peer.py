@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from codecl.peers import agent as peer
 from codecl.peers import fleet
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.report.figures import sections
 from codecl.report.gather import gather
 from codecl.runs.config import preset, resolve

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.runs.config import RunConfig, preset, resolve
 from codecl.seeding import choose
 from tests.fleets import LocalFleet

@@ -26,14 +26,13 @@ import grpc
 
 from codecl.exchange import topology
 from codecl.peers import agent as peer
-from codecl.peers import certificates, fleet, frames, history, inbox, journal, links
+from codecl.peers import certificates, fleet, frames, history, links, membership
 from codecl.peers.certificates import name_of
-from codecl.peers.decisions import Timeouts
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History
-from codecl.peers.journal import QUIET_S, RateLimitedLog
-from codecl.peers.node import Node
+from codecl.peers.membership import QUIET_S, RateLimitedLog
+from codecl.peers.node import MAX_SUMS, Node
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, free_port, variables
@@ -68,7 +67,8 @@ class Spied(Node):
     def __init__(self, member):
         config = member.fleet.run_config()
         graph = topology.build(config.topology, config.agents, config.seed)
-        super().__init__(graph, torch.float32, torch.device("cpu"), peer.identity_of(member), Timeouts(5, 60, 60))
+        rules = PeersConfig(deadline=5, silence=60, meet=60)
+        super().__init__(graph, torch.float32, torch.device("cpu"), peer.identity_of(member), rules)
         self.reached = Counter()
 
     def receive(self, peer, data):
@@ -124,7 +124,7 @@ def victim(nodes, caplog):
     goes_on(nodes)
     caplog.set_level(logging.INFO, "codecl.peers")
     caplog.clear()
-    node.links._log, node.journal.log = RateLimitedLog(journal.log), RateLimitedLog(journal.log)
+    node.journal.log = RateLimitedLog()
     yield node
     goes_on(nodes)
 
@@ -160,9 +160,9 @@ def goes_on(nodes):
 def kept(node):
     """What a hostile frame should not change."""
     with node._changed:
-        rows = {agent: sorted(rows) for agent, rows in node.inbox.rows.items()}
+        rows = {agent: sorted(rows) for agent, rows in node.rows.items()}
         about = node.position, node.late, node.journal.degraded, dict(node.live), node.history.ids
-        return rows, sorted(node.inbox.sums), [commit.id for commit in node.inbox.commits], about
+        return rows, sorted(node.sums), [commit.id for commit in node.history.candidates], about
 
 
 def warnings(caplog):
@@ -431,7 +431,7 @@ def test_a_row_of_this_step_is_kept_once_and_the_first_stays(victim, members):
             caller.send(frame(members, FrameKind.ROW, {"row": torch.full((SIZE,), value)}, **ours(victim)))
         caller.send(frame(members, FrameKind.BEAT, step=STEP + 5))
         until(lambda: step_of(victim, HOSTILE) == STEP + 5)
-        assert victim.inbox.rows[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
+        assert victim.rows[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
 
 
 def test_a_row_of_another_commit_is_never_kept(victim, members, caplog):
@@ -653,15 +653,14 @@ def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(members)
             if number % 1000 == 0:
                 frames.encode(FrameKind.BEAT, **node._header())  # it can still speak
         assert min(counts["heard"], counts["refused"]) > 3000
-        kept = node.inbox
-        assert 1 <= len(kept.rows[HOSTILE]) <= 2 * node.max_ahead
-        assert 1 <= len(kept.sums) <= inbox.MAX_SUMS
-        assert 1 <= len(kept.commits) <= inbox.MAX_COMMITS
-        assert 1 <= len(node.journal.take_notes()) <= journal.MAX_NOTES
-        assert {agent for agent, rows in kept.rows.items() if rows} == {HOSTILE} == set(node.status)
+        assert 1 <= len(node.rows[HOSTILE]) <= 2 * node.max_ahead
+        assert 1 <= len(node.sums) <= MAX_SUMS
+        assert 1 <= len(node.history.candidates) <= history.MAX_CANDIDATES
+        assert 1 <= len(node.journal.take_notes()) <= membership.MAX_NOTES
+        assert {agent for agent, rows in node.rows.items() if rows} == {HOSTILE} == set(node.status)
         assert len(node.outbox._sent_at) < 10
         assert (node.history.ids, node.position) == (past, (1, STEP))
-        assert all(len(row.row_D) == SIZE for at, row in kept.rows[HOSTILE].items() if at.task == 1)
+        assert all(len(row.row_D) == SIZE for at, row in node.rows[HOSTILE].items() if at.task == 1)
     finally:
         node.close()
 
@@ -672,8 +671,8 @@ def test_one_neighbours_sums_leave_room_for_those_of_others(members):
         for number in range(1000):
             node.receive(HOSTILE, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, number=number))
         node.receive(2, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, sender=2))
-        assert (1, 0, 0, 2) in node.inbox.sums
-        assert (1, 0, 999, HOSTILE) in node.inbox.sums
+        assert (1, 0, 0, 2) in node.sums
+        assert (1, 0, 999, HOSTILE) in node.sums
     finally:
         node.close()
 
@@ -682,9 +681,9 @@ def test_notes_that_nobody_takes_are_bounded(members):
     """A neighbour that comes and goes while a long epoch is trained."""
     node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
     try:
-        for _ in range(journal.MAX_NOTES):
+        for _ in range(membership.MAX_NOTES):
             node.link_changed(HOSTILE, True, "")
             node.link_changed(HOSTILE, False, "it closed the link")
-        assert len(node.journal.take_notes()) == journal.MAX_NOTES
+        assert len(node.journal.take_notes()) == membership.MAX_NOTES
     finally:
         node.close()

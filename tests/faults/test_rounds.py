@@ -15,7 +15,7 @@ pytest.importorskip("grpc")
 from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
-from codecl.peers.decisions import ReceivedRow, Timeouts
+from codecl.peers.decisions import PeersConfig, ReceivedRow
 from codecl.peers.frames import FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
@@ -58,14 +58,18 @@ class Links:
         self._in.put(None)
 
 
+def open_node(graph: Topology, agent: int, air: Air, deadline: float = 1.5) -> Node:
+    identity = NodeIdentity(agent, "f", lambda data: b"", lambda *_: True)
+    node = Node(graph, torch.float64, CPU, identity, PeersConfig(deadline=deadline, silence=30, meet=20))
+    node.open(History(bytes(32), ()), 1, 1 << 16, air.links)
+    return node
+
+
 def gossip(name: str, agents: int, rounds: int, lost: Lost, deadline: float = 1.5) -> tuple[torch.Tensor, list[Node]]:
     """Rows of all agents before and after each round of plain gossip [rounds + 1, N, 3], and their nodes."""
     graph = topology.build(TopologyConfig(name=name), agents, 0)
-    air, timeouts = Air(lost), Timeouts(deadline, 30, 20)
-    identities = [NodeIdentity(agent, "f", lambda data: b"", lambda *_: True) for agent in range(agents)]
-    nodes = [Node(graph, torch.float64, CPU, identity, timeouts) for identity in identities]
-    for one in nodes:
-        one.open(History(bytes(32), ()), 1, 1 << 16, air.links)
+    air = Air(lost)
+    nodes = [open_node(graph, agent, air, deadline) for agent in range(agents)]
     history = torch.zeros(rounds + 1, agents, 3, dtype=torch.float64)
     history[0] = torch.randn(agents, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     meeting = threading.Barrier(agents)
@@ -143,7 +147,29 @@ def test_a_row_that_is_not_finite_is_left_out():
     assert history.isfinite().all()
     node = nodes[0]
     bad = torch.tensor([1.0, float("nan"), 0.0], dtype=torch.float64)
-    node.inbox.rows[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
+    node.rows[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
     node.live = {1: Position(0, 0)}
     found = node.start(torch.ones(1, 3, dtype=torch.float64), "train").wait()
     assert found.isfinite().all()
+
+
+def test_a_row_that_is_sent_again_says_whether_its_round_counts_the_neighbour_in():
+    """Agent 0 waits for agent 1 and no longer for agent 2; both ask for its row."""
+    sent = []
+    graph = topology.build(TopologyConfig(name="complete"), 3, 0)
+    air = Air(lambda source, sink, frame: sent.append((sink, frame)) or True)
+    air.nodes = dict.fromkeys((1, 2))
+    node = open_node(graph, 0, air)
+    node.live = {1: Position(0, 0)}
+    first = node.start(torch.ones(1, 3, dtype=torch.float64), "train")
+    promised = {sink: frame.header.hears for sink, frame in sent if frame.kind is FrameKind.ROW}
+    sent.clear()
+    node.live[2] = Position(0, 0)  # it is back, from the next step on
+    for peer in (1, 2):
+        header = {**node._header(), "sender": peer, "beats": [0] * 3}
+        node.receive(peer, frames.encode(FrameKind.REQUEST, **header, history=node.history.ids, number=1))
+    rows = {sink: frame for sink, frame in sent if frame.kind is FrameKind.ROW}
+    assert first.pairs == promised == {1: True, 2: False}
+    assert {sink: frame.header.hears for sink, frame in rows.items()} == promised
+    assert all(frame.tensors["row"].tolist() == [1, 1, 1] and frame.position == (0, 0) for frame in rows.values())
+    node.close()

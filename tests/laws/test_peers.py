@@ -7,6 +7,7 @@ import json
 import random
 import time
 import tracemalloc
+from collections import Counter
 from types import SimpleNamespace
 
 import networkx as nx
@@ -23,7 +24,7 @@ from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig, healed
 from codecl.peers import agent as peer
 from codecl.peers import decisions, frames, history, links, membership
-from codecl.peers.decisions import NewestRow, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
+from codecl.peers.decisions import NewestRow, PeersConfig, PeerStatus, ReceivedRow, Rounds, RowFate
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.membership import STEPS, Membership, Neighbours
@@ -541,7 +542,7 @@ def test_of_old_commits_only_heads_are_kept():
 
 def test_what_a_neighbour_does_not_take_is_bounded():
     """The oldest rows make room; a neighbour that takes nothing else either loses its link."""
-    link = links.Link(1, 4, links.LinkCounter())
+    link = links.Link(1, 4, Counter())
     for number in range(10):
         link.put(b"%d" % number, may_drop=True)
     assert [data for data, _ in link._out] == [b"6", b"7", b"8", b"9"]
@@ -639,7 +640,7 @@ def test_a_step_waits_for_live_neighbours_whose_row_has_not_come(neighbours, liv
 
 @given(positions, positions, st.booleans(), st.floats(0, 100), st.floats(0, 100))
 def test_who_is_excused_is_busy_behind_us_and_heard_just_now_and_not_for_ever(at, own, busy, age, waited):
-    timeouts = Timeouts(deadline=1, silence=9, meet=60)
+    timeouts = PeersConfig(deadline=1, silence=9, meet=60)
     excused = decisions.is_excused(PeerStatus(at, b"", busy, heard_at=0), own, age, waited, timeouts)
     assert excused == (busy and at < own and age < 3 and waited <= 60)
     assert not decisions.is_excused(None, own, age, waited, timeouts)

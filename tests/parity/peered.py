@@ -11,7 +11,7 @@ import torch
 
 from codecl.peers import agent as peer
 from codecl.peers import fleet
-from codecl.peers.decisions import Timeouts
+from codecl.peers.decisions import PeersConfig
 from codecl.peers.history import History
 from codecl.peers.node import Node
 from tests.parity.spread import story
@@ -24,7 +24,7 @@ def main(folder: Path, agent: int, cases: list[str]) -> None:
         opened = []
 
         def joined(graph, dtype, device, member=member, opened=opened):
-            node = Node(graph, dtype, device, peer.identity_of(member), Timeouts(None, 60, 60))
+            node = Node(graph, dtype, device, peer.identity_of(member), PeersConfig(deadline=None, silence=60, meet=60))
             node.open(History(bytes(32), ()), 2, 1 << 24, partial(peer.connect, member))
             node.meet()
             opened.append(node)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from codecl.peers import fleet
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.runs.config import validate
 from tests.launching import PYTHON, free_port, variables
 from tests.parity.spread import CASES, story

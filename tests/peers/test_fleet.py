@@ -27,7 +27,8 @@ from pydantic import ValidationError
 from codecl.errors import ConfigError
 from codecl.peers import certificates, fleet
 from codecl.peers.certificates import agent_of, name_of
-from codecl.peers.fleet import AgentFile, Fleet, PeersConfig
+from codecl.peers.decisions import PeersConfig
+from codecl.peers.fleet import AgentFile, Fleet
 from codecl.runs import config
 
 NAME = "0123456789ab"

@@ -9,7 +9,7 @@ from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
-    from codecl.peers.fleet import PeersConfig
+    from codecl.peers.decisions import PeersConfig
     from codecl.runs.config import RunConfig
 
 peer = group("peer", "Agents as peers, each on a machine of its own.")
@@ -20,10 +20,8 @@ OneMethod = Annotated[str | None, typer.Option("--method", help="Default: the pr
 OneNumber = Annotated[str | None, typer.Option("--agents", metavar="N", help="Number of agents.")]
 OneGraph = Annotated[str | None, typer.Option("--topology", help="A topology or an edge-list file.")]
 OneSeed = Annotated[int | None, typer.Option("--seed", help="Of everything random.")]
-Deadline = Annotated[
-    str | None, typer.Option("--deadline", help="Seconds a step waits for a neighbour; none: for ever.")
-]
-Silence = Annotated[str | None, typer.Option("--silence", help="Seconds without a sign of life: an agent is dead.")]
+Deadline = Annotated[str | None, typer.Option(help="Seconds a step waits for a neighbour; none: for ever.")]
+Silence = Annotated[str | None, typer.Option(help="Seconds without a sign of life: an agent is dead.")]
 At = Annotated[list[str] | None, typer.Option("--at", metavar="HOST:PORT", help="Of each agent, in order.")]
 Hosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="The same from a file, a line each.")]
 
@@ -43,12 +41,23 @@ def init(
     out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
 ) -> None:
     """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
     from codecl.peers import fleet
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
     made = fleet.init(config, addresses, _peers(deadline, silence), out)
-    _show(out, made)
+    known = fleet.read(made[0]).fleet
+    table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
+    for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
+        table.add_row(str(agent), Text(address.target), Text(str(path.parent)))
+    console = console_for(False)
+    console.print(table)
+    console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
+    typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
 
 
 @peer.command()
@@ -67,21 +76,20 @@ def local(
     """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
     from codecl.cli.live import following
     from codecl.peers import local as fleets
+    from codecl.runs.folder import folder_of
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     console = console_for(False)
-    about = (
-        f"{config.preset}: {config.method.name}, {config.agents} peers on {config.topology.name}, seed {config.seed}"
-    )
-    console.print(about, markup=False, highlight=False)
+    fleet = f"{config.agents} peers on {config.topology.name}"
+    console.print(f"{config.preset}: {config.method.name}, {fleet}, seed {config.seed}", markup=False, highlight=False)
     with following(console) as show:
-        ended = fleets.run(config, _peers(deadline, silence), out, again, show)
-    console.print(f"recorded in {ended.folder}", style="dim", highlight=False, soft_wrap=True)
-    worst = [code for code in ended.codes if code not in (0, DEGRADED)]
-    if worst:
-        failed = [agent for agent, code in enumerate(ended.codes) if code == worst[0]]
-        raise RunFailed(f"agent {failed[0]} failed (exit code {worst[0]}); see {ended.folder}/agent-{failed[0]}.log")
-    if DEGRADED in ended.codes:
+        codes = fleets.run(config, _peers(deadline, silence), out, again, show)
+    folder = folder_of(config, out)
+    console.print(f"recorded in {folder}", style="dim", highlight=False, soft_wrap=True)
+    for agent, code in enumerate(codes):
+        if code not in (0, DEGRADED):
+            raise RunFailed(f"agent {agent} failed (exit code {code}); see {folder}/agent-{agent}.log")
+    if DEGRADED in codes:
         raise typer.Exit(DEGRADED)
 
 
@@ -98,10 +106,9 @@ def agent(
     from codecl.peers import fleet
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    taken = peer.take_part(fleet.read(file), out, again)
-    metrics = taken.metrics
+    metrics, folder = peer.take_part(fleet.read(file), out, again)
     accuracy = "-" if metrics.acc is None else f"{metrics.acc:.2f}"
-    typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {accuracy}, {taken.folder}")
+    typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {accuracy}, {folder}")
     if metrics.status == "degraded":
         raise typer.Exit(DEGRADED)
 
@@ -130,9 +137,8 @@ def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
     try:
         lines = hosts.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "not a text file"
-        line = f"--hosts: {hosts} cannot be read ({why}); it should hold a line HOST:PORT an agent"
-        raise ConfigError(line) from error
+        why = f"cannot be read ({getattr(error, 'strerror', None) or 'not a text file'})"
+        raise ConfigError(f"--hosts: {hosts} {why}; it should hold a line HOST:PORT an agent") from error
     texts = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
     addresses = [address_of(text, f"{hosts}:{number}") for number, text in texts if text]
     if not addresses:
@@ -141,28 +147,9 @@ def _addresses(at: list[str], hosts: Path | None) -> list[tuple[str, int]]:
 
 
 def _peers(deadline: str | None, silence: str | None) -> "PeersConfig":
-    from codecl.peers.fleet import PeersConfig
+    from codecl.peers.decisions import PeersConfig
     from codecl.runs import yamlfile
 
     given = {"deadline": deadline, "silence": silence}
     fields = {name: None if value == "none" else value for name, value in given.items() if value is not None}
     return yamlfile.checked(PeersConfig, fields, "peers")
-
-
-def _show(out: Path, made: list[Path]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from codecl.peers import fleet
-
-    known = fleet.read(made[0]).fleet
-    table = Table(box=None, pad_edge=False)
-    for column in ("agent", "address", "folder"):
-        table.add_column(column, justify="right" if column == "agent" else "left")
-    for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
-        table.add_row(str(agent), Text(address.target), Text(str(path.parent)))
-    console = console_for(False)
-    console.print(table)
-    console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
-    typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")

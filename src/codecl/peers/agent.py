@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 from codecl.errors import ConfigError, DataError
 from codecl.exchange import digest
 from codecl.peers import certificates
-from codecl.peers.decisions import JoinPoint, Rounds, Timeouts
+from codecl.peers.decisions import Rounds
 from codecl.peers.fleet import Member
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.links import Links
@@ -24,16 +25,7 @@ from codecl.runs.reader import read_events, recorded
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter, labels_of
 from codecl.runs.writer import folder_of as run_folder_of
-from codecl.train.events import (
-    Agreed,
-    EpochEnded,
-    Event,
-    Flooded,
-    LinksClosed,
-    MemberChanged,
-    RunStarted,
-    Status,
-)
+from codecl.train import events
 from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
@@ -62,27 +54,23 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
         return Taken(done, folder)
     data = task_data(config, None, device, alone=True)
     rules, identity = member.fleet.peers, identity_of(member)
-    timeouts = Timeouts(rules.deadline, rules.silence, rules.meet)
-    node = partial(Node, identity=identity, timeouts=timeouts)
+    node = partial(Node, identity=identity, rules=rules)
     with compute_settings(device), seeded(config.seed, "trial", device):
         setup, state = build_setup(config, data, device, exchange=node)
-    _check_images(setup, agent, rules.min_images)
+    growth = setup.growth.model_copy(update={"min_images": max(rules.min_images, setup.growth.min_images)})
+    for task in setup.tasks if setup.method.grows else ():  # what an agent grows goes to strangers, and shows images
+        growth.check(task.name, len(task.partition[agent]))
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and _begun(folder, member)
-    writer = _open(folder, config, setup, agent, going_on)
+    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
+    writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
+    writer.describe(device, [data.describe() for data in setup.tasks])
     history = _new_history(setup, state, config, member)
     if going_on:
         history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
     with compute_settings(device), seeded(config.seed, f"dropout/{agent}", device):
         return PeerRun(setup, state, history, writer, member).run()
-
-
-def _check_images(setup: Setup, agent: int, min_images: int) -> None:
-    """What an agent grows goes to strangers: it needs more images than would be shown by it."""
-    growth = setup.growth.model_copy(update={"min_images": max(min_images, setup.growth.min_images)})
-    for data in setup.tasks if setup.method.grows else ():
-        growth.check(data.name, len(data.partition[agent]))
 
 
 def identity_of(member: Member) -> NodeIdentity:
@@ -91,9 +79,8 @@ def identity_of(member: Member) -> NodeIdentity:
     def check(agent: int, data: bytes, signature: bytes) -> bool:
         return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
 
-    return NodeIdentity(
-        member.identity.agent, member.fleet.name, partial(certificates.sign, member.identity.key), check
-    )
+    sign = partial(certificates.sign, member.identity.key)
+    return NodeIdentity(member.identity.agent, member.fleet.name, sign, check)
 
 
 def connect(member: Member, node: Node) -> Links:
@@ -106,9 +93,8 @@ def _own(member: Member) -> RunConfig:
     """The fleet's config, with this agent's own data."""
     config = member.fleet.run_config()
     if config.train.norm_statistics == "task":
-        raise ConfigError(
-            "train.norm_statistics: task needs sums over all agents, which peers do not offer; it should be batch"
-        )
+        why = "task needs sums over all agents, which peers do not offer; it should be batch"
+        raise ConfigError(f"train.norm_statistics: {why}")
     if member.settings.data.local_path is None:
         return config
     mine = str((member.folder / member.settings.data.local_path).resolve())
@@ -117,18 +103,10 @@ def _own(member: Member) -> RunConfig:
 
 def _begun(folder: Path, member: Member) -> bool:
     """Whether this agent of this very fleet was at work here before."""
-    try:
+    with suppress(DataError):
         first = read_events(folder)[:1]
-    except DataError:
-        return False
-    return any(isinstance(event, RunStarted) and event.fleet == member.fleet.name for event in first)
-
-
-def _open(folder: Path, config: RunConfig, setup: Setup, agent: int, going_on: bool) -> RunWriter:
-    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
-    writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
-    writer.describe(setup.tasks[0].train[1].device, [data.describe() for data in setup.tasks])
-    return writer
+        return any(isinstance(event, events.RunStarted) and event.fleet == member.fleet.name for event in first)
+    return False
 
 
 def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) -> History:
@@ -149,7 +127,17 @@ class PeerRun:
 
     def run(self) -> Taken:
         finished, tasks = False, len(self.setup.tasks)
-        self._begin()
+        if self.writer.events or self.history.commits:
+            self.node.journal.degraded = True
+            self.writer.event(events.MemberChanged(agent=self.node.agent, state="restarted"))
+        started = self.writer.labels.started(
+            edges=self.setup.topology.edges,
+            contraction=self.setup.topology.contraction,
+            digest=self.writer.config.digest(),
+            execution=self.setup.execution,
+            fleet=self.member.fleet.name,
+        )
+        self.writer.event(started)
         try:
             self.node.open(self.history, tasks, _max_bytes(self.setup, self.first), partial(connect, self.member))
             self.node.meet()
@@ -159,24 +147,10 @@ class PeerRun:
         finally:
             links = self.node.close()
             self._notes()
-            status: Status = "degraded" if self.node.journal.degraded else "complete"
-            self.writer.event(LinksClosed(links=links, missed=self.missed))
+            status: events.Status = "degraded" if self.node.journal.degraded else "complete"
+            self.writer.event(events.LinksClosed(links=links, missed=self.missed))
             metrics = self.writer.close(status if finished else "partial")
         return Taken(metrics, self.writer.folder)
-
-    def _begin(self) -> None:
-        topology = self.setup.topology
-        if self.writer.events or self.history.commits:
-            self.node.journal.degraded = True
-            self.writer.event(MemberChanged(agent=self.node.agent, state="restarted"))
-        started = self.writer.labels.started(
-            edges=topology.edges,
-            contraction=topology.contraction,
-            digest=self.writer.config.digest(),
-            execution=self.setup.execution,
-            fleet=self.member.fleet.name,
-        )
-        self.writer.event(started)
 
     def _train(self) -> None:
         """The loop, taken up again wherever the others are when they went on without us."""
@@ -198,13 +172,8 @@ class PeerRun:
             state = self._state()
             self.writer.state = state
             self._record(evaluate(self.setup, state, len(state.heads) - 1))
-        return self._position(point) if point else None
-
-    def _rounds(self, task: int) -> Rounds:
-        training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
-        return Rounds(training, training + self.setup.topology.agree_rounds)
-
-    def _position(self, point: JoinPoint) -> TaskPosition:
+        if point is None:
+            return None
         row_D = point.row_D.to(self.node.device)
         if self.setup.train.momentum:
             row_D = torch.cat([row_D, torch.zeros_like(row_D)])
@@ -214,6 +183,10 @@ class PeerRun:
         steps = self.setup.tasks[len(self.history.commits)].steps(self.setup.train.batch_size)
         return TaskPosition(point.step // steps, carry, point.step % steps)
 
+    def _rounds(self, task: int) -> Rounds:
+        training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
+        return Rounds(training, training + self.setup.topology.agree_rounds)
+
     def _state(self) -> State:
         """From the commits alone: agents that hold the same ones hold the same state."""
         state = self.first
@@ -222,16 +195,16 @@ class PeerRun:
             state = unpack(self.setup, state, tensors)._replace(norms=(*state.norms, {}))
         return state
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: events.Event) -> None:
         self._notes()
-        if isinstance(event, EpochEnded | Agreed):
+        if isinstance(event, events.EpochEnded | events.Agreed):
             missed = self.node.journal.take_missed()
             self.missed += len(missed)
             own = {"disagreement": event.consensus_error, "consensus_error": None, "missed": spans(missed)}
             self.writer.event(event.model_copy(update=own))
         else:
             self.writer.event(event)
-        if isinstance(event, Flooded):
+        if isinstance(event, events.Flooded):
             self.history.save(self.writer.folder / COMMITS)
 
     def _notes(self) -> None:
@@ -244,10 +217,9 @@ def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]
     out: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for step, peer in sorted(missed):
         known = out[str(peer)]
-        if known and step <= known[-1][1] + 1:
-            known[-1] = known[-1][0], step
-        else:
-            known.append((step, step))
+        goes_on = known and step <= known[-1][1] + 1
+        first = known.pop()[0] if goes_on else step
+        known.append((first, step))
     return dict(out)
 
 

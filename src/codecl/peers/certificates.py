@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -63,10 +64,7 @@ def pem(certificate: Certificate) -> bytes:
 
 def of_authority(fleet: str, key: Key) -> Certificate:
     """It may sign agents, and no further authority."""
-    name = _name(f"authority.{fleet}.codecl")
-    new = _blank(name, name, key.public_key())
-    new = new.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    return new.add_extension(_usage(signs_others=True), critical=True).sign(key, SHA256)
+    return _builder(f"authority.{fleet}.codecl", None, key).sign(key, SHA256)
 
 
 def of_agent(name: str, host: str, key: Key, authority: Certificate, authority_key: Key) -> Certificate:
@@ -74,39 +72,32 @@ def of_agent(name: str, host: str, key: Key, authority: Certificate, authority_k
     ip = ip_of(host)
     hosts = [x509.DNSName(name), x509.IPAddress(ip) if ip else x509.DNSName(host)]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    new = _blank(_name(name), authority.subject, key.public_key())
-    new = new.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    new = new.add_extension(_usage(signs_others=False), critical=True)
+    new = _builder(name, authority.subject, key)
     new = new.add_extension(x509.ExtendedKeyUsage(PURPOSES), critical=False)
     new = new.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return new.add_extension(issuer, critical=False).sign(authority_key, SHA256)
 
 
-def _blank(name: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(name: str, issuer: x509.Name | None, key: Key) -> x509.CertificateBuilder:
+    """What every certificate says; one without an issuer signs others."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    public, signs_others = key.public_key(), issuer is None
+    new = x509.CertificateBuilder(issuer or subject, subject, public, x509.random_serial_number())
     now = datetime.datetime.now(datetime.UTC)
-    new = x509.CertificateBuilder(issuer, name, public, x509.random_serial_number())
     new = new.not_valid_before(now - DAY).not_valid_after(now + YEARS * 365.25 * DAY)  # a day earlier: clocks differ
-    return new.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-
-
-def _name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(signs_others: bool) -> x509.KeyUsage:
-    never = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
-    )
+    new = new.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    constraints = x509.BasicConstraints(ca=signs_others, path_length=0 if signs_others else None)
     signs = {"key_cert_sign": signs_others, "crl_sign": signs_others, "digital_signature": not signs_others}
-    return x509.KeyUsage(**never, decipher_only=False, **signs)
+    never = dict.fromkeys(("content_commitment", "key_agreement", "key_encipherment", "data_encipherment"), False)
+    usage = x509.KeyUsage(**signs, **never, encipher_only=False, decipher_only=False)
+    return new.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """A host that is an IP address."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+    return None
 
 
 def load(text: bytes | str) -> Certificate:
@@ -116,11 +107,10 @@ def load(text: bytes | str) -> Certificate:
 
 def issued(certificate: Certificate, authority: Certificate) -> bool:
     """Whether this authority signed this certificate."""
-    try:
+    with suppress(InvalidSignature, ValueError, TypeError):
         certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def holder(certificate: Certificate, fleet: str) -> int | None:
@@ -145,11 +135,9 @@ def sign(key: bytes, data: bytes) -> bytes:
 
 def signed_by(certificate: bytes | str, data: bytes, signature: bytes) -> bool:
     """Whether the holder of this certificate signed these data."""
-    try:
+    with suppress(Exception):  # a stranger may send anything; it is not a signature then
         public = load(certificate).public_key()
-        if not isinstance(public, ec.EllipticCurvePublicKey):
-            return False
+        assert isinstance(public, ec.EllipticCurvePublicKey)
         public.verify(signature, data, ec.ECDSA(SHA256))
-    except Exception:  # a stranger may send anything; it is not a signature then
-        return False
-    return True
+        return True
+    return False

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import torch
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from codecl.peers.frames import Position
@@ -17,12 +18,19 @@ Rank = tuple[int, int, int, bytes]
 JOIN_AHEAD = 4  # steps ahead of a neighbour's newest row at which a returning agent joins
 
 
-class Timeouts(NamedTuple):
-    """Seconds: how long a step waits for a neighbour, an agent may be silent, the start waits for all."""
+class PeersConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True):
+    deadline: float | None = Field(5.0, gt=0, description="seconds a step waits for a neighbour; null: for ever")
+    silence: float = Field(30.0, gt=0, description="seconds without a sign of life: the agent counts as dead")
+    meet: float = Field(600.0, gt=0, description="seconds to wait for the others at the start")
+    min_images: int = Field(16, ge=1, description="least number of images from which an agent may grow")
 
-    deadline: float | None
-    silence: float
-    meet: float
+    @field_validator("silence")
+    @classmethod
+    def _not_before_the_deadline(cls, silence: float, info: ValidationInfo) -> float:
+        deadline = info.data.get("deadline")
+        if deadline is not None and silence < deadline:
+            raise ValueError(f"it should be at least the deadline, {deadline:g}")
+        return silence
 
 
 class PeerStatus(NamedTuple):
@@ -95,12 +103,12 @@ def awaited(
     return [peer for peer in neighbours if peer in live and live[peer] <= own and peer not in arrived]
 
 
-def is_excused(status: PeerStatus | None, own: Position, now: float, waited: float, timeouts: Timeouts) -> bool:
+def is_excused(status: PeerStatus | None, own: Position, now: float, waited: float, rules: PeersConfig) -> bool:
     """Whether a neighbour has not come to our step yet and says that this is not its own fault: it waits for others, or
     grows, or tests. Law: nobody is excused for longer than the start waits, nor on old news."""
-    if status is None or waited > timeouts.meet:
+    if status is None or waited > rules.meet:
         return False
-    fresh = now - status.heard_at < max(FRESH_S, timeouts.silence / 3)
+    fresh = now - status.heard_at < max(FRESH_S, rules.silence / 3)
     return fresh and status.busy and status.position < own
 
 

@@ -7,48 +7,28 @@ import ipaddress
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from codecl.errors import ConfigError
 from codecl.exchange import topology as topologies
 from codecl.peers import certificates
 from codecl.peers.certificates import Certificate, Identity, Key, holder, ip_of, issued, name_of
+from codecl.peers.decisions import PeersConfig
 from codecl.runs import config as configs
 from codecl.runs import yamlfile
 from codecl.runs.config import RunConfig
 
 ANEW = "make the fleet anew with `codecl peer init`"
 AGAIN = "take the agent's folder as `codecl peer init` made it"
-FORM = "write HOST:PORT, for example 10.0.0.5:7700 or [fd00::5]:7700"
 
 
-class PeersConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    deadline: float | None = Field(5.0, gt=0, description="seconds a step waits for a neighbour; null: for ever")
-    silence: float = Field(
-        30.0, gt=0, validate_default=True, description="seconds without a sign of life: the agent counts as dead"
-    )
-    meet: float = Field(600.0, gt=0, description="seconds to wait for the others at the start")
-    min_images: int = Field(16, ge=1, description="least number of images from which an agent may grow")
-
-    @field_validator("silence")
-    @classmethod
-    def _not_before_the_deadline(cls, silence: float, info: ValidationInfo) -> float:
-        deadline = info.data.get("deadline")
-        if deadline is not None and silence < deadline:
-            raise ValueError(f"it should be at least the deadline, {deadline:g}")
-        return silence
-
-
-class Address(BaseModel):
+class Address(BaseModel, frozen=True, extra="forbid"):
     """Where an agent is, and its certificate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(max_length=253, description="an IP address or a host name")
     port: int = Field(ge=1, le=65535)
@@ -67,10 +47,8 @@ class Address(BaseModel):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Fleet(BaseModel):
+class Fleet(BaseModel, frozen=True, extra="forbid", populate_by_name=True):
     """What all agents know. Checked whole: the digest, the number of addresses, every certificate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     schema_: Literal[1] = Field(1, alias="schema")
     name: str = Field(pattern=r"^[0-9a-f]{12}$", description="new with every init")
@@ -111,16 +89,12 @@ def _certificate(pem: str, field: str) -> Certificate:
         raise ValueError(f"{field}: is not a certificate; {ANEW}") from None
 
 
-class LocalDataConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class LocalData(BaseModel, frozen=True, extra="forbid"):
     local_path: str | None = Field(None, description="path of this agent's own data; null: its shard of the stream")
 
 
-class AgentFile(BaseModel):
+class AgentFile(BaseModel, frozen=True, extra="forbid"):
     """What `agent.yaml` holds; paths of fleet, key and certificate start at its folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     agent: int = Field(ge=0, description="its number in the fleet")
     fleet: str = Field("fleet.yaml", description="what all agents know")
@@ -130,14 +104,12 @@ class AgentFile(BaseModel):
     reach: dict[int, str] = Field({}, description="HOST:PORT of agents that are reached elsewhere than the fleet says")
     out: str = Field("runs", description="where run folders go")
     device: str = Field("auto", description="auto, cpu or cuda")
-    data: LocalDataConfig = Field(
-        LocalDataConfig(), description="local_path: path of this agent's own data; null: its shard"
-    )
+    data: LocalData = Field(LocalData(), description="local_path: path of this agent's own data; null: its shard")
 
     @model_validator(mode="after")
     def _addresses(self) -> Self:
-        for text in filter(None, [self.listen]):
-            address_of(text, "listen")
+        if self.listen:
+            address_of(self.listen, "listen")
         for text in self.reach.values():
             address_of(text, "reach")
         return self
@@ -171,7 +143,8 @@ def address_of(text: str, where: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or (":" in host and bare == host) or not (port.isascii() and port.isdecimal() and len(port) < 6):
-        raise ConfigError(f"{where}: {text!r} is not an address; {FORM}")
+        form = "write HOST:PORT, for example 10.0.0.5:7700 or [fd00::5]:7700"
+        raise ConfigError(f"{where}: {text!r} is not an address; {form}")
     return bare, int(port)
 
 
@@ -180,16 +153,24 @@ def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersCo
 
     Gives each `agent.yaml`. The authority's key signs agents and nothing else: put it away when they are made."""
     topologies.build(config.topology, config.agents, config.seed)  # one that cannot be is refused here
-    _check_addresses(config, addresses)
-    _check_folder(folder)
+    if len(addresses) != config.agents:
+        raise ConfigError(f"addresses: there are {len(addresses)} for {config.agents} agents; give one for each")
+    places = Counter((host.lower(), port) for host, port in addresses)
+    for (host, port), count in places.items():
+        if count > 1:
+            raise ConfigError(f"addresses: {host}:{port} is there twice; give each agent its own")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; choose another folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: is there already and is not empty; choose another folder, or remove it")
     name, authority_key = secrets.token_hex(6), certificates.new_key()
     authority = certificates.of_authority(name, authority_key)
-    known, keys = [], []
+    keys = [certificates.new_key() for _ in addresses]
+    known = []
     for agent, (host, port) in enumerate(addresses):
         fields = {"host": host, "port": port, "certificate": ""}
         address = yamlfile.checked(Address, fields, f"address of agent {agent}")
-        keys.append(certificates.new_key())
-        certificate = certificates.of_agent(name_of(name, agent), host, keys[-1], authority, authority_key)
+        certificate = certificates.of_agent(name_of(name, agent), host, keys[agent], authority, authority_key)
         known.append(address.model_copy(update={"certificate": certificates.pem(certificate).decode()}))
     fleet = Fleet(
         name=name,
@@ -205,37 +186,19 @@ def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersCo
         raise ConfigError(f"{folder}: cannot be written ({error.strerror or error}); choose another folder") from error
 
 
-def _check_addresses(config: RunConfig, addresses: Sequence[tuple[str, int]]) -> None:
-    if len(addresses) != config.agents:
-        raise ConfigError(f"addresses: there are {len(addresses)} for {config.agents} agents; give one for each")
-    seen = [(host.lower(), port) for host, port in addresses]
-    twice = next((address for number, address in enumerate(seen) if address in seen[:number]), None)
-    if twice:
-        raise ConfigError(f"addresses: {twice[0]}:{twice[1]} is there twice; give each agent its own")
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file; choose another folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: is there already and is not empty; choose another folder, or remove it")
-
-
 def _write(fleet: Fleet, folder: Path, authority: Key, keys: Sequence[Key]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    _own(folder / "authority", authority, fleet.authority)
-    text, made = fleet.dump(), []
-    for agent, (key, address) in enumerate(zip(keys, fleet.addresses, strict=True)):
-        own = folder / f"agent-{agent}"
-        _own(own, key, address.certificate)
-        (own / "fleet.yaml").write_text(text, encoding="utf-8")
-        made.append(own / "agent.yaml")
-        made[-1].write_text(AgentFile(agent=agent).dump(), encoding="utf-8")
-    (folder / "fleet.yaml").write_text(text, encoding="utf-8")
-    return made
+    _write_secret(folder / "authority", authority, fleet.authority)
+    files = [folder / f"agent-{agent}" / "agent.yaml" for agent in range(len(keys))]
+    for agent, (file, key) in enumerate(zip(files, keys, strict=True)):
+        _write_secret(file.parent, key, fleet.addresses[agent].certificate)
+        file.write_text(AgentFile(agent=agent).dump(), encoding="utf-8")
+    for owner in (folder, *(file.parent for file in files)):
+        (owner / "fleet.yaml").write_text(fleet.dump(), encoding="utf-8")
+    return files
 
 
-def _own(folder: Path, key: Key, certificate: str) -> None:
+def _write_secret(folder: Path, key: Key, certificate: str) -> None:
     """A folder for its owner alone, with a key that never was anyone else's to read."""
     folder.mkdir(mode=0o700)
     with os.fdopen(os.open(folder / "key.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -249,8 +212,8 @@ def read(path: Path) -> Member:
     at_fleet = path.parent / settings.fleet
     fleet = yamlfile.read(Fleet, at_fleet, AGAIN)
     if settings.agent >= len(fleet.addresses):
-        allowed = f"{at_fleet} has agents 0 to {len(fleet.addresses) - 1}"
-        raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {allowed}")
+        last = len(fleet.addresses) - 1
+        raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {at_fleet} has agents 0 to {last}")
     return Member(fleet, _identity(fleet, settings, path), settings, path.parent)
 
 

@@ -4,7 +4,8 @@ believed before it is checked: a frame that does not fit is refused with a reaso
 A frame is the header's length (4 bytes), the header, and the tensors that it lists, one after another.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from math import prod
@@ -19,29 +20,15 @@ LENGTH = 4
 MAX_HEADER = 4 << 20  # a manifest names every tensor of a model
 MAX_DIMENSIONS, MAX_TENSORS, MAX_NUMBERS = 8, 1 << 14, 1 << 40
 DTYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.int64, torch.uint8)}
-TEXT, BYTES, NUMBER, YES = "string", "bytes", "uint64", "bool"
-MESSAGES: dict[str, list[tuple[str, str, bool]]] = {  # name, type, repeated; numbered from 1 in this order, for ever
-    "TensorSpec": [("name", TEXT, False), ("dtype", TEXT, False), ("shape", NUMBER, True)],
-    "Header": [
-        ("kind", NUMBER, False),
-        ("fleet", TEXT, False),
-        ("sender", NUMBER, False),
-        ("task", NUMBER, False),
-        ("step", NUMBER, False),
-        ("commit", BYTES, False),
-        ("busy", YES, False),
-        ("degraded", YES, False),
-        ("hears", YES, False),
-        ("beats", NUMBER, True),
-        ("positions", NUMBER, True),
-        ("root", NUMBER, False),
-        ("number", NUMBER, False),
-        ("history", BYTES, True),
-        ("manifest", BYTES, False),
-        ("signature", BYTES, False),
-        ("tensors", "TensorSpec", True),
-    ],
+PROTO = """
+message TensorSpec { string name = 1; string dtype = 2; repeated uint64 shape = 3; }
+message Header {
+  uint64 kind = 1; string fleet = 2; uint64 sender = 3; uint64 task = 4; uint64 step = 5; bytes commit = 6;
+  bool busy = 7; bool degraded = 8; bool hears = 9; repeated uint64 beats = 10; repeated uint64 positions = 11;
+  uint64 root = 12; uint64 number = 13; repeated bytes history = 14; bytes manifest = 15; bytes signature = 16;
+  repeated TensorSpec tensors = 17;
 }
+"""
 
 
 class BadFrame(Exception):
@@ -88,6 +75,15 @@ def encode(kind: FrameKind, tensors: Mapping[str, Tensor] | None = None, **field
     return b"".join([len(header).to_bytes(LENGTH, "big"), header, *contents])
 
 
+def with_hears(data: bytes, hears: bool) -> bytes:
+    """A frame of ours, for one whom we count in or one whom we do not."""
+    start = LENGTH + int.from_bytes(data[:LENGTH], "big")
+    header = _message_types()["Header"].FromString(data[LENGTH:start])
+    header.hears = hears
+    changed = header.SerializeToString()
+    return b"".join([len(changed).to_bytes(LENGTH, "big"), changed, memoryview(data)[start:]])
+
+
 def tensor_bytes(data: bytes) -> int:
     """How many bytes of a frame are tensors, as it says itself."""
     return max(0, len(data) - LENGTH - int.from_bytes(data[:LENGTH], "big"))
@@ -106,7 +102,15 @@ def decode(data: bytes, max_bytes: int) -> Frame:
         kind = FrameKind(header.kind)
     except (DecodeError, ValueError) as error:
         raise BadFrame(f"its header cannot be read ({error})") from error
-    _check_sizes(header.tensors, tensor_bytes(data), max_bytes)
+    if len(header.tensors) > MAX_TENSORS:
+        raise BadFrame(f"{len(header.tensors)} tensors; {MAX_TENSORS} are the most that fit")
+    claimed = sum(_size(spec) for spec in header.tensors)
+    if claimed > max_bytes:
+        raise BadFrame(f"it claims {claimed} bytes of tensors; {max_bytes} are the most that fit")
+    if claimed != tensor_bytes(data):
+        raise BadFrame(f"it claims {claimed} bytes of tensors and has {tensor_bytes(data)}")
+    if len({spec.name for spec in header.tensors}) != len(header.tensors):
+        raise BadFrame("it names a tensor twice")
     tensors, start = {}, LENGTH + length
     for spec in header.tensors:
         dtype, size = DTYPES[spec.dtype], _size(spec)
@@ -115,19 +119,6 @@ def decode(data: bytes, max_bytes: int) -> Frame:
         tensors[spec.name] = flat.view(tuple(spec.shape))
         start += size
     return Frame(kind, header, tensors)
-
-
-def _check_sizes(specs: Sequence[Any], size: int, max_bytes: int) -> None:
-    """Whether these tensors are as large as what came."""
-    if len(specs) > MAX_TENSORS:
-        raise BadFrame(f"{len(specs)} tensors; {MAX_TENSORS} are the most that fit")
-    claimed = sum(_size(spec) for spec in specs)
-    if claimed > max_bytes:
-        raise BadFrame(f"it claims {claimed} bytes of tensors; {max_bytes} are the most that fit")
-    if claimed != size:
-        raise BadFrame(f"it claims {claimed} bytes of tensors and has {size}")
-    if len({spec.name for spec in specs}) != len(specs):
-        raise BadFrame("it names a tensor twice")
 
 
 def _size(spec: Any) -> int:
@@ -140,18 +131,17 @@ def _size(spec: Any) -> int:
 
 @cache
 def _message_types() -> dict[str, Any]:
-    """The message classes, from the table above."""
-    field = descriptor_pb2.FieldDescriptorProto
-    types = {TEXT: field.TYPE_STRING, BYTES: field.TYPE_BYTES, NUMBER: field.TYPE_UINT64, YES: field.TYPE_BOOL}
+    """The message classes of PROTO."""
+    types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="codecl/peers.proto", package="codecl", syntax="proto3")
-    for name, fields in MESSAGES.items():
+    for name, body in re.findall(r"message (\w+) {(.*?)}", PROTO, re.DOTALL):
         message = file.message_type.add(name=name)
-        for number, (called, kind, repeated) in enumerate(fields, 1):
-            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            added = message.field.add(name=called, number=number, label=label)
-            added.type = types.get(kind, field.TYPE_MESSAGE)
-            if kind in MESSAGES:
-                added.type_name = f".codecl.{kind}"
+        for repeated, kind, field, number in re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", body):
+            label = types.LABEL_REPEATED if repeated else types.LABEL_OPTIONAL
+            type = getattr(types, f"TYPE_{kind.upper()}", types.TYPE_MESSAGE)
+            message_name = f".codecl.{kind}" if type == types.TYPE_MESSAGE else None
+            message.field.add(name=field, number=int(number), label=label, type=type, type_name=message_name)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"codecl.{name}")) for name in MESSAGES}
+    names = [message.name for message in file.message_type]
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"codecl.{name}")) for name in names}

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,7 +23,7 @@ from codecl.peers import decisions
 from codecl.peers.decisions import Rank
 from codecl.peers.frames import BadFrame
 
-Sign = Callable[[bytes], bytes]
+MAX_CANDIDATES = 16  # commits that wait to be taken
 Check = Callable[[int, bytes, bytes], bool]  # agent, what it should have signed, signature
 
 
@@ -32,14 +32,12 @@ class NodeIdentity(NamedTuple):
 
     agent: int
     fleet: str
-    sign: Sign
+    sign: Callable[[bytes], bytes]
     check: Check
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, frozen=True, strict=True):
     """What a commit's grower signed."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     fleet: str
     task: int
@@ -47,12 +45,6 @@ class Manifest(BaseModel):
     living: list[int] = Field(alias="part")  # agents, as the grower saw it
     before: str  # the id of the commit that this one follows, in hex
     digests: dict[str, str] = Field(alias="tensors")
-
-    def fits(self, fleet: str, agents: int) -> bool:
-        """Whether it can be of this fleet."""
-        known = {*self.living} | {self.grower} <= {*range(agents)}
-        alone = 0 < len(self.living) == len({*self.living})
-        return self.fleet == fleet and known and alone and 0 <= self.task < 1 << 32
 
 
 class Commit(NamedTuple):
@@ -95,7 +87,9 @@ def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
         facts = commit.facts
     except ValidationError as error:
         raise BadFrame(f"a commit whose manifest cannot be read ({error.errors()[0]['msg']})") from error
-    if not facts.fits(fleet, agents):
+    known = {*facts.living, facts.grower} <= {*range(agents)}
+    distinct = 0 < len(facts.living) == len({*facts.living})
+    if facts.fleet != fleet or not known or not distinct or not 0 <= facts.task < 1 << 32:
         raise BadFrame("a commit whose manifest does not fit this fleet")
     title, grower = f"a commit of task {facts.task + 1}", facts.grower
     if not check(grower, commit.manifest, commit.signature):
@@ -117,6 +111,7 @@ class History:
 
     def __init__(self, start: bytes, kept: Collection[str]) -> None:
         self.start, self.kept, self.commits = start, frozenset(kept), list[Commit]()
+        self.candidates: list[Commit] = []  # that arrived and may be taken
 
     @property
     def ids(self) -> list[bytes]:
@@ -163,18 +158,23 @@ class History:
     def take(self, commit: Commit) -> int | None:
         """Add a commit. Gives the number of commits that it replaces (0: it is new), or None where it is not taken: it
         is known, another stands, or it does not follow one that we have."""
-        if self.is_completed_by(commit):
-            self.commits[-1] = commit
-            return 0
         if not self.accepts(commit):
             return None
         task = commit.facts.task
-        replaced = len(self.commits) - task
-        self.commits = [self._slim(old) for old in self.commits[:task]] + [commit]
+        replaced = 0 if self.is_completed_by(commit) else len(self.commits) - task
+        for number, old in enumerate(self.commits[:task]):
+            kept = {name: value for name, value in old.tensors.items() if name in self.kept}
+            self.commits[number] = old._replace(tensors=kept)
+        self.commits[task:] = [commit]
+        self.candidates = [other for other in self.candidates if other.facts.task > task or self.is_replaced_by(other)]
         return replaced
 
-    def _slim(self, commit: Commit) -> Commit:
-        return commit._replace(tensors={name: value for name, value in commit.tensors.items() if name in self.kept})
+    def add_candidate(self, commit: Commit) -> None:
+        """Kept once, all of it rather than some. Law: what is kept is bounded."""
+        is_known = any(known.id == commit.id and known.is_complete >= commit.is_complete for known in self.candidates)
+        if not is_known and (commit.id not in self.ids or self.is_completed_by(commit)):
+            others = [known for known in self.candidates if known.id != commit.id]
+            self.candidates = [*others[1 - MAX_CANDIDATES :], commit]
 
     def save(self, folder: Path) -> None:
         """A file a task, for a restart."""
@@ -187,15 +187,11 @@ class History:
         """Take up what was saved, checked like what arrives, as far as a state can be made from it."""
         with suppress(OSError, SafetensorError, KeyError, ValueError, BadFrame):
             for number in count(1):
-                commit = checked(_read(folder / f"{number}.safetensors"), fleet, agents, check)
-                if self.take(commit) is None:
+                with safe_open(folder / f"{number}.safetensors", "pt") as file:
+                    about = file.metadata()
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                commit = Commit(about["manifest"].encode(), bytes.fromhex(about["signature"]), tensors)
+                if self.take(checked(commit, fleet, agents, check)) is None:
                     break
         while not self.is_complete:
             self.commits.pop()
-
-
-def _read(path: Path) -> Commit:
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return Commit(metadata["manifest"].encode(), bytes.fromhex(metadata["signature"]), tensors)

@@ -7,18 +7,21 @@ that the topology says. Whoever else knocks is refused and logged.
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from codecl.errors import ConfigError
+from codecl.exchange.base import Tensors
+from codecl.peers import frames
 from codecl.peers.certificates import Identity, agent_of, name_of
-from codecl.peers.frames import BadFrame, tensor_bytes
-from codecl.peers.journal import RateLimitedLog, log
+from codecl.peers.frames import BadFrame, FrameKind, tensor_bytes
+from codecl.peers.history import Commit, History
+from codecl.peers.membership import log
 from codecl.train.events import LinkBytes
 
 if TYPE_CHECKING:
@@ -31,21 +34,11 @@ MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is 
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
 
 
-@dataclass
-class LinkCounter:
-    """Bytes of tensors to and from a neighbour, and of all else in their frames."""
-
-    sent: int = 0
-    received: int = 0
-    headers_sent: int = 0
-    headers_received: int = 0
-
-
 class Link:
     """One way out to a neighbour: frames wait here until gRPC takes them."""
 
-    def __init__(self, peer: int, max_rows: int, counter: LinkCounter) -> None:
-        self.peer, self.max_rows, self.counter = peer, max_rows, counter
+    def __init__(self, peer: int, max_rows: int, counts: Counter[str]) -> None:
+        self.peer, self.max_rows, self.counts = peer, max_rows, counts
         self.open, self.why = True, ""
         self._out: deque[tuple[bytes, bool]] = deque()
         self._changed = threading.Condition()
@@ -55,8 +48,7 @@ class Link:
         """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
         with self._changed:
             size = tensor_bytes(data)
-            self.counter.sent += size
-            self.counter.headers_sent += len(data) - size
+            self.counts.update(sent=size, headers_sent=len(data) - size)
             self._out.append((data, may_drop))
             waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
             if len(waiting) > self.max_rows:
@@ -97,13 +89,12 @@ class Links:
 
     def __init__(self, node: "Node", identity: Identity, addresses: Mapping[int, str], listen: str) -> None:
         self.node, self.me, self.identity, self.addresses = node, identity.agent, identity, addresses
-        self._counters: dict[int, LinkCounter] = {}  # by neighbour, over all links to it
+        self._counts: dict[int, Counter[str]] = defaultdict(Counter)  # LinkBytes by neighbour, over all links to it
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
-        self._log = RateLimitedLog(log)
-        self._not_before: dict[int, float] = {}  # who may dial us again, and when
+        self._not_before: dict[int, float] = {}  # who has to wait: it dials over and over, or sent what does not fit
         self._options = [
             ("grpc.max_receive_message_length", node.max_bytes + GRPC_SLACK),
             ("grpc.max_send_message_length", -1),
@@ -117,22 +108,17 @@ class Links:
             ("grpc.so_reuseport", 0),
         ]
         self._workers = ThreadPoolExecutor(len(addresses) + 4, thread_name_prefix="served")
-        self._server = self._serve(listen)
-
-    def _serve(self, listen: str) -> Any:
-        server = grpc.server(self._workers, options=self._options)
+        self._server = grpc.server(self._workers, options=self._options)
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
-        pair = [(self.identity.key, self.identity.certificate)]
-        credentials = grpc.ssl_server_credentials(pair, self.identity.authority, require_client_auth=True)
-        try:
-            bound = server.add_secure_port(listen, credentials)
-        except RuntimeError:
-            bound = 0
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
+        pair = [(identity.key, identity.certificate)]
+        credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
+        bound = 0
+        with suppress(RuntimeError):
+            bound = self._server.add_secure_port(listen, credentials)
         if not bound:
             raise ConfigError(f"listen: {listen} cannot be listened on; is another agent running there?")
-        server.start()
-        return server
+        self._server.start()
 
     @property
     def up(self) -> set[int]:
@@ -142,8 +128,7 @@ class Links:
     @property
     def traffic(self) -> dict[str, LinkBytes]:
         """By neighbour that anything went to or came from."""
-        counts = {str(peer): vars(counter) for peer, counter in sorted(self._counters.items())}
-        return {peer: LinkBytes(**count) for peer, count in counts.items() if any(count.values())}
+        return {str(peer): LinkBytes(**counts) for peer, counts in sorted(self._counts.items()) if counts.total()}
 
     def link_to(self, peer: int) -> Link | None:
         """The open link to this agent, if there is one."""
@@ -189,75 +174,68 @@ class Links:
         with grpc.secure_channel(self.addresses[peer], credentials, options) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             while not stop.is_set():
-                link, began = self._new_link(peer), time.monotonic()
+                link, began = Link(peer, self.node.max_rows, self._counts[peer]), time.monotonic()
                 stream = call(link.frames())
                 link.cancel = stream.cancel
                 self._dialling[threading.current_thread()] = link
-                why = self._read(link, stream, on_first=True)
+                why = self._read(link, stream, dialled=True)
                 stream.cancel()
                 if stop.is_set():
                     break
                 if why != logged:
-                    line = "agent %d at %s: no link (%s)"
-                    self._log(logging.INFO, (peer, "no link"), line, peer, self.addresses[peer], why)
+                    about = peer, self.addresses[peer], why
+                    self.node.journal.log(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
                 pause = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(1.5 * pause, MAX_RETRY_S)
                 logged = why
                 stop.wait(pause)
         self._dialling.pop(threading.current_thread(), None)
 
-    def _answer(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _answer(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A neighbour has dialled us."""
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
         peer = agent_of(self.identity.fleet, names[0]) if names else None
         if peer is None or peer >= self.me or not self.node.admits(peer):
             who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
             line = "refused: %s from %s is no neighbour that dials agent %d"
-            self._log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
+            self.node.journal.log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
             return
-        if not self._admitted(peer):
-            context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
-            return
-        link = self._new_link(peer)
-        link.cancel = context.cancel
-        context.add_callback(link.close)
-        threading.Thread(target=self._read, args=(link, frames), name=f"read-{peer}", daemon=True).start()
-        yield from link.frames()
-
-    def _new_link(self, peer: int) -> Link:
-        return Link(peer, self.node.inbox.max_rows, self._counters.setdefault(peer, LinkCounter()))
-
-    def _admitted(self, peer: int) -> bool:
-        """Whoever dials over and over, or sent what does not fit, has to wait."""
         now = time.monotonic()
         with self._lock:
-            if now < self._not_before.get(peer, now):
-                return False
-            self._not_before[peer] = now + RETRY_S
-        return True
+            too_soon = now < self._not_before.get(peer, now)
+            if not too_soon:
+                self._not_before[peer] = now + RETRY_S
+        if too_soon:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
+            return
+        link = Link(peer, self.node.max_rows, self._counts[peer])
+        link.cancel = context.cancel
+        context.add_callback(link.close)
+        threading.Thread(target=self._read, args=(link, incoming), name=f"read-{peer}", daemon=True).start()
+        yield from link.frames()
 
-    def _read(self, link: Link, frames: Any, on_first: bool = False) -> str:
+    def _read(self, link: Link, incoming: Any, dialled: bool = False) -> str:
         """Take in frames until the link ends; why it did."""
-        known = not on_first
+        known = not dialled
         if known:
             self._up(link)
         try:
-            if on_first:  # the server's first frame shows that it took us
+            if dialled:
                 link.put(b"")
-            for data in frames:
+            for data in incoming:
                 if not known:
-                    known = True
+                    known = True  # its first frame shows that it took us
                     self._up(link)
                 if data:
-                    link.counter.received += tensor_bytes(data)
-                    link.counter.headers_received += len(data) - tensor_bytes(data)
+                    size = tensor_bytes(data)
+                    link.counts.update(received=size, headers_received=len(data) - size)
                     self.node.receive(link.peer, data)
                 if not link.open:
                     break
             link.close("it closed the link")
         except BadFrame as error:
             line = "refused: a frame of agent %d (%s); its link is closed"
-            self._log(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
+            self.node.journal.log(logging.WARNING, (link.peer, "frame"), line, link.peer, error)
             with self._lock:
                 self._not_before[link.peer] = time.monotonic() + MAX_RETRY_S
             link.close(f"a frame that does not fit: {error}")
@@ -266,10 +244,14 @@ class Links:
             link.close(str(said).splitlines()[0][:120])
         except Exception as error:  # gRPC raises a bare exception where a call was cancelled under a reader
             link.close(type(error).__name__)
-            if known and not isinstance(error, grpc.RpcError) and type(error) is not Exception:
+            if known and type(error) is not Exception:
                 log.exception("agent %d: reading failed", link.peer)
-        if known:
-            self._down(link)
+        with self._lock:
+            current = self._links.get(link.peer) is link
+            if current:
+                del self._links[link.peer]
+        if current:
+            self.node.link_changed(link.peer, False, link.why)
         return link.why
 
     def _up(self, link: Link) -> None:
@@ -281,10 +263,48 @@ class Links:
             before.close("it dialled again")
         self.node.link_changed(link.peer, True, "")
 
-    def _down(self, link: Link) -> None:
-        with self._lock:
-            current = self._links.get(link.peer) is link
-            if current:
-                del self._links[link.peer]
-        if current:
-            self.node.link_changed(link.peer, False, link.why)
+
+class Outbox:
+    """What a node sends. Law: every frame says who sends it, where it is, and what it knows of the others."""
+
+    def __init__(self, links: Links, header: Callable[[], dict[str, Any]]) -> None:
+        self.links, self.header = links, header
+        self._sent_at: dict[tuple[int, FrameKind], float] = {}
+
+    def send(self, peer: int, kind: FrameKind, tensors: Tensors | None = None, **fields: Any) -> bool:
+        """Whether there is a link to take it."""
+        link = self.links.link_to(peer)
+        if link is None:
+            return False
+        link.put(frames.encode(kind, tensors, **self.header(), **fields))
+        return True
+
+    def send_at_most_every(self, seconds: float, peer: int, kind: FrameKind, **fields: Any) -> bool:
+        """Send it, unless this neighbour got one of this kind just now."""
+        now = time.monotonic()
+        if now - self._sent_at.get((peer, kind), -seconds) < seconds:
+            return False
+        self._sent_at[peer, kind] = now
+        return self.send(peer, kind, **fields)
+
+    def send_commit(self, peer: int, commit: Commit) -> bool:
+        return self.send(peer, FrameKind.COMMIT, commit.tensors, manifest=commit.manifest, signature=commit.signature)
+
+    def send_lacking(self, peer: int, ids: list[bytes], history: History) -> Link | None:
+        """The commits that a neighbour with these ids lacks; its link, where it lacks none."""
+        link = self.links.link_to(peer)
+        if link is None or link.waiting > 1:
+            return None  # it has not taken what it asked for before; it will ask again
+        for commit in history.lacking(ids):
+            self.send_commit(peer, commit)
+        return link if history.ids == ids else None
+
+    def request_commits(self, held: list[bytes], rows: bool = False) -> None:
+        """Ask all neighbours for commits that are not among these, and for their rows."""
+        for peer in self.links.up:
+            self.send(peer, FrameKind.REQUEST, history=held, number=int(rows))
+
+    def beat(self) -> None:
+        """A sign of life to all neighbours."""
+        for peer in self.links.up:
+            self.send(peer, FrameKind.BEAT)

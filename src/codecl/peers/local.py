@@ -9,37 +9,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from codecl.errors import CodeclError, DataError, RunFailed
+from codecl.errors import CodeclError, RunFailed
 from codecl.files import is_locked, write_text
 from codecl.peers import agent as peer
 from codecl.peers import fleet
-from codecl.peers.fleet import PeersConfig
+from codecl.peers.decisions import PeersConfig
 from codecl.runs.config import RunConfig
 from codecl.runs.follow import Follower, FollowerView, RunFolder
-from codecl.runs.reader import read_metrics
-from codecl.runs.schema import Metrics
 from codecl.runs.writer import folder_of
 
+Show = Callable[[FollowerView], None]
 LOOK_S = 0.5
 PORTS = range(20_000, 30_000)
 GRACE_S = 10.0
 
 
-class Ended(NamedTuple):
-    """How a fleet ended: exit code and metrics of each agent."""
-
-    codes: list[int]
-    metrics: list[Metrics | None]
-    folder: Path
-
-
-def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Callable[[FollowerView], None]) -> Ended:
-    """Start all agents, follow what they record, and wait for them. A fleet that was stopped goes on: its files are
-    kept beside its agents' folders."""
+def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> list[int]:
+    """Start all agents, follow what they record, wait for them; gives their exit codes. A fleet that was stopped goes
+    on: its files are kept beside its agents' folders."""
     folder = folder_of(config, out)
     agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
     follower = Follower(folder, known=[RunFolder(folder, agents)])
@@ -47,35 +37,23 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Cal
     command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
     with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):
-            if all(map(_at_work, processes, agents)):
+            running = [path for process, path in zip(processes, agents, strict=True) if process.poll() is None]
+            if all(is_locked(path) is not False for path in running):  # what they hold is not an earlier run's
                 show(follower.look())
             time.sleep(LOOK_S)
     show(follower.look())
-    metrics = [_metrics(path) for path in agents]
-    if not any(metrics):
+    if not any((path / "metrics.json").is_file() for path in agents):
         raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
-    return Ended([int(process.returncode) for process in processes], metrics, folder)
-
-
-def _at_work(process: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Whether what the folder holds is this process's, not an earlier one's."""
-    return process.poll() is not None or is_locked(folder) is not False
-
-
-def _metrics(folder: Path) -> Metrics | None:
-    with suppress(DataError):
-        return read_metrics(folder)
-    return None
+    return [process.returncode for process in processes]
 
 
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:
     """Of the fleet that was here, at ports that are free now; or of a new one."""
     files = [folder / f"agent-{agent}" / "agent.yaml" for agent in range(config.agents)]
     addresses = [("127.0.0.1", port) for port in free_ports(config.agents)]
-    try:
+    known = None
+    with suppress(CodeclError):
         known = None if again else fleet.read(files[0]).fleet
-    except CodeclError:
-        known = None
     if known is None or known.digest != config.digest():
         shutil.rmtree(folder, ignore_errors=True)
         return fleet.init(config, addresses, rules, folder)
@@ -102,23 +80,21 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def _started(commands: list[list[str]], folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The agents at work, each with a log beside its folder; none is left behind."""
-    threads = max(1, (os.cpu_count() or 1) // len(commands))
-    env = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(commands))), **os.environ}
     processes: list[subprocess.Popen[bytes]] = []
-    with ExitStack() as stack:
-        try:
-            for agent, command in enumerate(commands):
-                log = stack.enter_context((folder / f"agent-{agent}.log").open("w"))
+    try:
+        for agent, command in enumerate(commands):
+            with (folder / f"agent-{agent}.log").open("w") as log:
                 processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-            yield processes
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + GRACE_S
-            for process in processes:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, deadline - time.monotonic()))
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE_S
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()

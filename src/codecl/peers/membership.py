@@ -1,17 +1,25 @@
-"""Who is alive and how far, as one agent sees it, and whom it hears then. Signs of life travel from neighbour to
-neighbour, so that an agent counts as dead only where nobody hears from it any more, not where one link is cut."""
+"""Who is alive and how far, as one agent sees it, whom it hears then, and the journal of both. Signs of life travel
+from neighbour to neighbour: an agent counts as dead only where nobody hears from it, not where one link is cut."""
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import networkx as nx
 
-from codecl.exchange.topology import Matrix, Topology, healed
+from codecl.exchange.topology import Topology, healed
 from codecl.peers.frames import BadFrame, Position
+from codecl.train.events import MemberChanged
 
 STEPS = 1 << 32  # a position travels as task · STEPS + step
 CLOCKS_MS = 86_400_000  # by which clocks may differ
+MAX_NOTES = 4096  # that wait to be recorded
+QUIET_S = 5.0  # between two lines of the log about one thing
+HARMLESS = {"connected", "disconnected"}  # changes that cost nothing by themselves
+log = logging.getLogger("codecl.peers")
 
 
 class Membership:
@@ -83,40 +91,85 @@ class Neighbours:
     nobody dead, the topology's; the weights of the living sum to 1 whoever died."""
 
     def __init__(self, topology: Topology, me: int) -> None:
-        self.topology, self.me, self.dead = topology, me, frozenset[int]()
-        self._graph: Any
-        self._use(topology.mixing, topology.graph)
+        self.topology, self.me = topology, me
+        self.dead, self.all = frozenset[int](), set[int]()
+        self.heal(())
 
     @property
     def living(self) -> list[int]:
         return [agent for agent in range(self.topology.agents) if agent not in self.dead]
 
-    def _use(self, mixing: Matrix, graph: Any) -> None:
-        self._graph, me = graph, self.me
-        others = [agent for agent in range(len(mixing)) if agent != me]
-        self.weights = {j: float(mixing[me, j]) for j in others if mixing[me, j]}  # whom we hear, and how much
-        self.hearers = [i for i in others if mixing[i, me]]
-        base = self.topology.mixing
-        ours = {j for j in others if base[me, j] or base[j, me]}
-        self.all = ours | set(self.weights) | set(self.hearers)  # whoever was lost may come back
-
     def tree(self, root: int) -> list[tuple[int, int]]:
         """(parent, child): how a flood of the living travels."""
-        return list(nx.bfs_edges(self._graph, root, sort_neighbors=sorted)) if root in self._graph else []
+        return self._healed.tree(root) if root in self._healed.graph else []
 
     def tree_to(self, root: int) -> list[tuple[int, int]]:
         """(parent, child): how sums of the living travel."""
-        back = self._graph.reverse(copy=False)
-        return list(nx.bfs_edges(back, root, sort_neighbors=sorted)) if root in back else []
+        return self._healed.tree_to(root) if root in self._healed.graph else []
 
     def heal(self, dead: Collection[int]) -> Changes:
         """From now on these are dead."""
-        known, before = self.dead, self.all
-        self.dead = frozenset(dead)
-        mixing, graph = self.topology.mixing, self.topology.graph
+        known, before, me = self.dead, self.all, self.me
+        self.dead, self._healed = frozenset(dead), self.topology
         if dead:
-            mixing = healed(mixing, dead)
+            mixing = healed(self.topology.mixing, dead)
             graph = nx.DiGraph([(j, i) for i in self.living for j in mixing[i].nonzero()[0] if i != j])
             graph.add_nodes_from(self.living)
-        self._use(mixing, graph)
+            self._healed = Topology(self.topology.name, graph, mixing)
+        base, mixing = self.topology.mixing, self._healed.mixing
+        others = [agent for agent in range(self.topology.agents) if agent != me]
+        self.weights = {j: float(mixing[me, j]) for j in others if mixing[me, j]}  # whom we hear, and how much
+        self.hearers = [i for i in others if mixing[i, me]]
+        ours = {j for j in others if base[me, j] or base[j, me]}
+        self.all = ours | set(self.weights) | set(self.hearers)  # whoever was lost may come back
         return Changes(*map(sorted, (self.dead - known, known - self.dead, self.all - before, before - self.all)))
+
+
+class RateLimitedLog:
+    """A log that one who does the same over and over does not fill. Law: a line a topic in QUIET_S seconds."""
+
+    def __init__(self) -> None:
+        self._logged, self._lock = dict[Hashable, float](), threading.Lock()
+
+    def __call__(self, level: int, topic: Hashable, line: str, *about: Any) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._logged = {known: when for known, when in self._logged.items() if now - when < QUIET_S}
+            if topic in self._logged:
+                return
+            self._logged[topic] = now
+        log.log(level, line, *about)
+
+
+class Missed(NamedTuple):
+    """A neighbour that was not heard in a step."""
+
+    step: int
+    peer: int
+
+
+class Journal:
+    """Changes in membership, and who was not heard when. Law: notes that nobody takes are bounded."""
+
+    def __init__(self) -> None:
+        self.degraded = False  # whether anybody, as far as we know, missed anything
+        self._notes: deque[MemberChanged] = deque(maxlen=MAX_NOTES)
+        self._missed: deque[Missed] = deque()
+        self.log = RateLimitedLog()
+
+    def note(self, at: Position, state: str, agent: int, why: str = "", tasks: list[int] | None = None) -> None:
+        note = MemberChanged(task=at.task, step=at.step, agent=agent, state=state, why=why or None, tasks=tasks)
+        self._notes.append(note)
+        self.degraded |= state not in HARMLESS
+        self.log(logging.INFO, (agent, state), "agent %d: %s%s", agent, state, f" ({why})" if why else "")
+
+    def miss(self, step: int, peers: list[int]) -> None:
+        self._missed += [Missed(step, peer) for peer in peers]
+        self.degraded |= bool(peers)
+
+    def take_notes(self) -> list[MemberChanged]:
+        """Those since the last look."""
+        return [self._notes.popleft() for _ in range(len(self._notes))]
+
+    def take_missed(self) -> list[Missed]:
+        return [self._missed.popleft() for _ in range(len(self._missed))]

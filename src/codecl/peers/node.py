@@ -21,30 +21,32 @@ from codecl.exchange.base import Flood, Tensors, Traffic, digest
 from codecl.exchange.topology import Topology
 from codecl.peers import decisions, frames
 from codecl.peers import history as histories
-from codecl.peers.decisions import JoinPoint, PeerStatus, ReceivedRow, Rounds, RowFate, Timeouts
+from codecl.peers.decisions import JoinPoint, PeersConfig, PeerStatus, ReceivedRow, Rounds, RowFate
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
-from codecl.peers.inbox import Inbox, SumKey
-from codecl.peers.journal import Journal
-from codecl.peers.links import JOIN_S, Links
-from codecl.peers.membership import Membership, Neighbours
-from codecl.peers.outbox import Outbox
+from codecl.peers.links import JOIN_S, Links, Outbox
+from codecl.peers.membership import Journal, Membership, Neighbours
 from codecl.train.events import LinkBytes
 
 TICK_S = 0.1
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 REQUEST_S = 0.5  # between two requests for commits
-HEALED = {
-    "dead": "nothing heard of it for {:g} s",
-    "alive": "",
-    "linked": "heals the graph",
-    "unlinked": "the graph is whole again",
-}
+MAX_SUMS = 32  # of a neighbour, that wait to be used
+HEALED = {"dead": "nothing heard of it for {:g} s", "linked": "heals the graph", "unlinked": "the graph is whole again"}
 BEAT_STEPS = 4  # between signs to those whom we hear and who do not hear us
 
 
 class OutOfSync(Exception):
     """The others went on without us, or another commit than ours stands: rejoin."""
+
+
+class SumKey(NamedTuple):
+    """Which of the sums at a task's end."""
+
+    task: int
+    root: int
+    number: int
+    child: int
 
 
 class GossipRound(NamedTuple):
@@ -61,7 +63,7 @@ class GossipRound(NamedTuple):
         with node._changed:
             node._await_rows(self.weights)
             commit, size = node.history.newest_id, len(row_D)
-            rows = {peer: node.inbox.rows[peer].pop(node.position, None) for peer in self.weights}
+            rows = {peer: node.rows[peer].pop(node.position, None) for peer in self.weights}
             heard = {
                 peer: row.row_D.to(row_D)
                 for peer, row in rows.items()
@@ -83,15 +85,17 @@ class Node:
     on_device = False
 
     def __init__(
-        self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, timeouts: Timeouts
+        self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, rules: PeersConfig
     ) -> None:
         agents, self.agent, self.device = topology.agents, identity.agent, device
         self.agents: Sequence[int] = (identity.agent,)
-        self.identity, self.timeouts, self.traffic, self.journal = identity, timeouts, Traffic(), Journal()
+        self.identity, self.rules, self.traffic, self.journal = identity, rules, Traffic(), Journal()
         self.neighbours = Neighbours(topology, self.agent)
-        self.membership = Membership(agents, self.agent, timeouts.silence if timeouts.deadline else float("inf"))
+        self.membership = Membership(agents, self.agent, rules.silence if rules.deadline else float("inf"))
         self.max_ahead = 2 * agents + 8  # steps between the first and the last: what a ring needs with nothing lost
-        self.inbox = Inbox(agents, max_rows=2 * self.max_ahead)
+        self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
+        self.rows: dict[int, dict[Position, ReceivedRow]] = {agent: {} for agent in range(agents)}
+        self.sums: dict[SumKey, Tensors] = {}
         self.position = Position(0, 0)
         self.row_size = 0  # of this task, where it is known
         self.busy = True  # with what those who wait for us should excuse
@@ -103,6 +107,7 @@ class Node:
         self.late: Position | None = None  # where a hearer was that we came too late for
         self._announced: Position | None = None  # the step whose row left when we joined
         self._last_row: bytes | None = None
+        self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
         self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by task and root
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
@@ -134,7 +139,7 @@ class Node:
         return {**own, "degraded": self.journal.degraded, **self.position._asdict(), **self.membership.fields()}
 
     def _beat_regularly(self) -> None:
-        every = min(0.5, self.timeouts.silence / 6)
+        every = min(0.5, self.rules.silence / 6)
         while True:
             with self._changed:
                 self._heal()
@@ -149,10 +154,9 @@ class Node:
         finished = self.position.task >= self.tasks  # who has finished may leave
         if dead == self.neighbours.dead or finished or not self.met:
             return
-        changes = self.neighbours.heal(dead)
-        for state, agents in changes._asdict().items():
+        for state, agents in self.neighbours.heal(dead)._asdict().items():
             for agent in agents:
-                self.journal.note(self.position, state, agent, HEALED[state].format(self.timeouts.silence))
+                self.journal.note(self.position, state, agent, HEALED.get(state, "").format(self.rules.silence))
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
         self.links.connect_only(self.neighbours.all)
 
@@ -184,21 +188,29 @@ class Node:
             self.passed.difference_update(self.membership.merge(header.beats, header.positions))
             self.status[peer] = PeerStatus(frame.position, header.commit, header.busy, time.monotonic())
             if frame.kind is FrameKind.ROW and self._accepts_row(peer, frame):
-                row = ReceivedRow(frame.tensors["row"], header.hears, header.commit)
-                self.inbox.rows[peer].setdefault(frame.position, row)
-                self.inbox.trim_rows(peer)
+                rows = self.rows[peer]
+                rows.setdefault(frame.position, ReceivedRow(frame.tensors["row"], header.hears, header.commit))
+                if len(rows) > self.max_rows:
+                    del rows[min(rows)]
             elif frame.kind is FrameKind.COMMIT:
-                self.inbox.add_commit(commit, self.history)
+                self.history.add_candidate(commit)
             elif frame.kind is FrameKind.SUM and header.task >= self.position.task:
-                self.inbox.add_sum(SumKey(header.task, header.root, header.number, peer), frame.tensors)
+                self.sums[SumKey(header.task, header.root, header.number, peer)] = frame.tensors
+                of_peer = [key for key in self.sums if key.child == peer]
+                if len(of_peer) > MAX_SUMS:
+                    del self.sums[of_peer[0]]
             elif frame.kind is FrameKind.LATE:
                 self.late = max(self.late or Position(0, 0), frame.position)
             elif frame.kind is FrameKind.REQUEST:
                 ids = list(header.history)
                 if ids[:1] != [self.history.start]:
                     raise BadFrame("it started from another config, seed, code or initial weights")
-                self.outbox.send_lacking(peer, ids, self.history, self._last_row if header.number else None)
-            self._compare_histories(peer)
+                link = self.outbox.send_lacking(peer, ids, self.history)
+                if link and header.number and self._last_row:
+                    link.put(frames.with_hears(self._last_row, self._last_pairs.get(peer, False)))
+            own_ids = self.history.ids
+            if header.task < len(own_ids) and header.commit != own_ids[header.task]:  # one of the two commits stands
+                self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
             self._changed.notify_all()
 
     def _accepts_row(self, peer: int, frame: Frame) -> bool:
@@ -221,12 +233,6 @@ class Node:
             self.journal.note(own, "back", peer)
         return fate is RowFate.KEEP
 
-    def _compare_histories(self, peer: int) -> None:
-        """A neighbour with another past: one of the two commits stands, so look at its own."""
-        task, ids = self.status[peer].position.task, self.history.ids
-        if task < len(ids) and self.status[peer].commit != ids[task]:
-            self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=ids)
-
     # rounds
 
     def _ticks(self, deadline: float | None = None) -> Iterator[float]:
@@ -240,13 +246,14 @@ class Node:
 
     def _check_sync(self) -> None:
         """Raise where the others went on without us, or another commit than ours stands."""
-        replaced = any(self.history.is_replaced_by(commit) for commit in self.inbox.commits)
+        replaced = any(map(self.history.is_replaced_by, self.history.candidates))
         if replaced or (self.late and self.late > self.position):
             raise OutOfSync
 
     def _move_to(self, position: Position) -> None:
         self.position = position
-        self.inbox.forget_rows(position)
+        for peer, rows in self.rows.items():
+            self.rows[peer] = {at: row for at, row in rows.items() if at >= position}
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
         with self._changed:
@@ -264,7 +271,7 @@ class Node:
             behind = decisions.far_behind(positions, self.position, self.max_ahead)
             if not behind:
                 return
-            if self.timeouts.deadline and waited > self.timeouts.silence:
+            if self.rules.deadline and waited > self.rules.silence:
                 self.passed.update(behind)
 
     def _send_row(self, row_D: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
@@ -279,7 +286,7 @@ class Node:
             links = {peer: link for peer in hearers if (link := self.links.link_to(peer))}
             for peer, link in links.items():
                 link.put(encoded[pairs.get(peer, True)], may_drop=True)
-            self._last_row = encoded[True]
+            self._last_row, self._last_pairs = encoded[True], pairs
             self.traffic.count(kind, len(links), row_D.nbytes)
         if self.position.step % BEAT_STEPS == 0:
             for peer in set(weights) - set(hearers):  # they hear nothing else of ours
@@ -288,11 +295,12 @@ class Node:
 
     def _await_rows(self, weights: Mapping[int, float]) -> None:
         """Until all whom we wait for are heard, or late. Who is late is not waited for again before it is heard."""
-        deadline = self.timeouts.deadline
+        deadline = self.rules.deadline
         for waited in self._ticks(deadline):
             self._check_sync()
             peers = [peer for peer in weights if peer in self.neighbours.weights]  # the graph may have healed
-            missing = decisions.awaited(peers, self.live, self.position, self.inbox.senders(self.position))
+            arrived = [peer for peer in peers if self.position in self.rows[peer]]
+            missing = decisions.awaited(peers, self.live, self.position, arrived)
             if not missing:
                 return
             if deadline and waited > deadline / 4 and not self.busy:
@@ -300,7 +308,7 @@ class Node:
                 self.outbox.beat()
             for peer in missing if deadline and waited > deadline else ():
                 status = self.status.get(peer) if peer in self.links.up else None
-                if not decisions.is_excused(status, self.position, time.monotonic(), waited, self.timeouts):
+                if not decisions.is_excused(status, self.position, time.monotonic(), waited, self.rules):
                     del self.live[peer]
                     self.journal.note(self.position, "lost", peer, f"no row within {waited:.3g} s")
 
@@ -309,6 +317,7 @@ class Node:
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sums of those who are reached, which may be fewer than all agents."""
         sums = dict(parts[0])
+        shapes = {name: value.shape for name, value in sums.items()}
         with self._changed:
             task = self.position.task
             number = self._reductions[task, root]
@@ -316,7 +325,7 @@ class Node:
             for parent, child in reversed(self.neighbours.tree_to(root)):
                 if parent == self.agent:
                     arrived = self._await_sum(SumKey(task, root, number, child))
-                    if arrived is None or _shapes(arrived) != _shapes(sums):
+                    if arrived is None or {name: value.shape for name, value in arrived.items()} != shapes:
                         self.journal.miss(self.position.step, [child])
                     else:
                         sums = {name: value + arrived[name].to(value) for name, value in sums.items()}
@@ -327,13 +336,13 @@ class Node:
 
     def _await_sum(self, key: SumKey) -> Tensors | None:
         for waited in self._ticks():
-            if key in self.inbox.sums:
+            if key in self.sums:
                 break
             self._check_sync()
-            if key.child in self.neighbours.dead or (self.timeouts.deadline and waited > self.timeouts.silence):
+            if key.child in self.neighbours.dead or (self.rules.deadline and waited > self.rules.silence):
                 self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
                 break
-        return self.inbox.sums.pop(key, None)
+        return self.sums.pop(key, None)
 
     def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """What `root` grew, signed, along its tree or from any neighbour that is asked; None where it is gone."""
@@ -355,7 +364,7 @@ class Node:
     def _await_commit(self, root: int) -> Commit | None:
         asked_at = 0.0
         for waited in self._ticks():
-            useful = [commit for commit in self.inbox.commits if self.history.accepts(commit)]
+            useful = [commit for commit in self.history.candidates if self.history.accepts(commit)]
             best = histories.best(commit for commit in useful if self.history.follows(commit) and commit.is_complete)
             if best:
                 break
@@ -378,7 +387,7 @@ class Node:
             self.journal.note(self.position, "discarded", self.agent, why, tasks)
         self.busy, self.row_size, self.late = True, 0, None
         self._move_to(Position(len(self.history.commits), 0))
-        self.inbox.forget_task(self.position.task, self.history)
+        self.sums = {key: tensors for key, tensors in self.sums.items() if key.task >= self.position.task}
         self.outbox.beat()
 
     # coming and going
@@ -390,12 +399,12 @@ class Node:
                 everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
                 late = Position(self.position.task, self.max_ahead)
                 under_way = any(status.position > late for status in self.status.values())
-                if everybody or under_way or waited >= self.timeouts.meet:
+                if everybody or under_way or waited >= self.rules.meet:
                     break
             self.live = dict.fromkeys(set(self.neighbours.weights) & self.links.up, Position(0, 0))
             self.met = True
             for agent in sorted(self.neighbours.all - self.links.up):
-                self.journal.note(self.position, "absent", agent, f"not met within {self.timeouts.meet:g} s")
+                self.journal.note(self.position, "absent", agent, f"not met within {self.rules.meet:g} s")
             self.membership.start()
 
     def rejoin(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
@@ -404,14 +413,14 @@ class Node:
             self.journal.degraded, self.late = True, None
             asked_at = -REQUEST_S
             for waited in self._ticks():
-                while commit := next(filter(self.history.accepts, self.inbox.commits), None):
+                while commit := next(filter(self.history.accepts, self.history.candidates), None):
                     self._adopt(commit)
                 if self.history.is_complete and self.position.task >= self.tasks:
                     return None
                 point = self._join_point(rounds_of) if self.history.is_complete else None
                 if point is not None:
                     break
-                if not self.links.up and waited > self.timeouts.silence:
+                if not self.links.up and waited > self.rules.silence:
                     self.journal.note(self.position, "alone", self.agent, "no neighbour is reached")
                     break
                 if waited - asked_at >= REQUEST_S:
@@ -426,9 +435,9 @@ class Node:
     def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
         own, commit = self.position, self.history.newest_id
         others = [self.status[peer] for peer in self.links.up if peer in self.status]
-        rows = self.inbox.newest_rows(own, commit)
-        heard = [row for peer, row in rows.items() if peer in self.neighbours.weights]
-        return decisions.join_point(own, commit, others, heard or list(rows.values()), rounds_of(own.task))
+        newest = {peer: row for peer in self.rows if (row := decisions.newest_row(self.rows[peer], own, commit))}
+        heard = [row for peer, row in newest.items() if peer in self.neighbours.weights]
+        return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds_of(own.task))
 
     def _announce(self, point: JoinPoint) -> None:
         """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
@@ -445,10 +454,8 @@ class Node:
             self.outbox.beat()
             for waited in self._ticks():
                 tasks = [self.status[peer].position.task if peer in self.status else 0 for peer in self.links.up]
-                if waited >= 2 * self.timeouts.silence or all(task >= self.position.task for task in tasks):
+                if waited >= 2 * self.rules.silence or all(task >= self.position.task for task in tasks):
                     return
-
-    # watching
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         """No peer knows the average: its mean squared distance to the neighbours that it heard last."""
@@ -456,7 +463,3 @@ class Node:
 
     def gather(self, rows_A: Tensor) -> Tensor:
         return rows_A
-
-
-def _shapes(tensors: Tensors) -> dict[str, Any]:
-    return {name: value.shape for name, value in tensors.items()}
