@@ -2,7 +2,7 @@
 
 import math
 
-from codecl.report.figures.figure import Bars, Heat, Lines, Network, Section, Series
+from codecl.report.figures import Bars, Heat, Lines, Network, Section, Series
 from codecl.report.formats import Column, Sheet
 from codecl.report.gather import Refused
 from codecl.report.page import Page, RecordedSeeds

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from codecl.report.units import duration, size
+from codecl.report.formats import duration, size
 from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
 from codecl.runs.progress import Progress
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from codecl.cli.display import about, drawn, left, line, names
-from codecl.report.units import duration
+from codecl.report.formats import duration
 from codecl.runs.follow import FollowerView, Liveness, Snapshot
 from codecl.runs.progress import Progress as RunProgress
 from codecl.runs.progress import progress

@@ -20,16 +20,17 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Results, curves and traffic of recorded runs: one page that opens anywhere, and each figure as a file."""
-    from codecl.report import folder
+    from codecl.report.formats import size
     from codecl.report.gather import gather
-    from codecl.report.units import size
+    from codecl.report.page import write
 
     gathered = gather(runs)
     for refused in gathered.refused:
         print(f"codecl: left out {refused.folder}: {refused.why}", file=sys.stderr)
-    written = folder.write(gathered, out, paper, figures)
-    if written.figures:
-        print(f"{out / 'figures'}  {written.figures} figures, each as svg, png and csv")
-    print(f"{written.page}  {size(written.page.stat().st_size)}")
+    count = write(gathered, out, paper, figures)
+    if count:
+        print(f"{out / 'figures'}  {count} figures, each as svg, png and csv")
+    page = out / "report.html"
+    print(f"{page}  {size(page.stat().st_size)}")
     if show:
-        typer.launch(written.page.resolve().as_uri())
+        typer.launch(page.resolve().as_uri())

@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
 from codecl.report.configurations import Score
-from codecl.report.formats import Column, Sheet
+from codecl.report.formats import Column, Sheet, spread_of_bytes
 from codecl.report.gather import finished
-from codecl.report.units import spread_of_bytes
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
 from codecl.runs.reader import Run, read_config

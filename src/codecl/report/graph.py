@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from codecl.report.figures.figure import Network, Number
-from codecl.report.units import size
+from codecl.report.figures import Network, Number
+from codecl.report.formats import size
 
 Point = tuple[float, float]
 AGENT, LINK, INK = "#0072B2", "#7aa6c2", "#222222"

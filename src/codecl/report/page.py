@@ -1,24 +1,35 @@
-"""The report as one HTML file that needs nothing else: no network, no other files."""
+"""Gathered runs -> a report: one HTML file that needs no network and no other files, and each figure as files."""
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from codecl.report.figures.figure import Bars, Lines, Section
+from codecl import __version__
+from codecl.errors import ConfigError
+from codecl.files import write_text
+from codecl.report import paper
+from codecl.report.configurations import Configuration, group
+from codecl.report.figures import Bars, Figure, Lines, Section, epochs, learned, numbers, sending
 from codecl.report.formats import Sheet
-from codecl.report.gather import Refused
+from codecl.report.gather import Gathered, Refused
+from codecl.report.tables import results
+from codecl.runs.reader import Run
 
 DIGITS = 6  # of a number on the page; the CSV files have all of them
-STYLES = ("page.css",)
+MAX_NAME = 60  # letters of a configuration in a file's name
 SCRIPTS = ("echarts.min.js", "common.js", "curves.js", "maps.js", "page.js")
+Draw = Callable[[Sequence[Configuration]], Mapping[str, Figure | None]]
 
 
 class RecordedSeeds(NamedTuple):
@@ -40,6 +51,105 @@ class Page(NamedTuple):
     runs: Sequence[RecordedSeeds] = ()
 
 
+def write(gathered: Gathered, out: Path, beside_paper: bool | None, with_figures: bool) -> int:
+    """report.html and so many figures in `out`, whose other files stay. `beside_paper` None: where the paper has a
+    preset."""
+    made = page_of(gathered, beside_paper, datetime.now())
+    pictures = dict(named(made.sections)) if with_figures else {}
+    try:
+        write_text(out / "report.html", render(made))
+        if pictures:
+            _draw(pictures, out / "figures")
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from error
+    return len(pictures)
+
+
+def _draw(named_figures: Mapping[str, Figure], folder: Path) -> None:
+    from codecl.report import pictures  # matplotlib: a second that the page alone does not need
+
+    folder.mkdir(exist_ok=True)
+    for name, figure in named_figures.items():
+        pictures.write(figure, folder / name)
+
+
+def page_of(gathered: Gathered, beside_paper: bool | None, now: datetime) -> Page:
+    presets = list(dict.fromkeys(run.metrics.benchmark for run in gathered.runs))
+    if beside_paper is None:
+        beside_paper = any(map(paper.has, presets))
+    return Page(
+        f"codecl: {', '.join(presets)}",
+        f"{now:%Y-%m-%d %H:%M}, codecl {__version__}",
+        results(gathered.runs, beside_paper),
+        sections(gathered.runs),
+        gathered.refused,
+        _seeds(gathered.runs),
+    )
+
+
+def _seeds(runs: Sequence[Run]) -> list[RecordedSeeds]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        groups.setdefault((str(run.folder.parent), run.metrics.status), []).append(str(run.metrics.seed))
+    return [RecordedSeeds(*place, ", ".join(seeds)) for place, seeds in groups.items()]
+
+
+def each(draw: Callable[[Configuration], Figure | None]) -> Draw:
+    """A figure a configuration, of which a reader chooses."""
+    return lambda configurations: {configuration.name: draw(configuration) for configuration in configurations}
+
+
+def together(draw: Callable[[Sequence[Configuration]], Figure | None]) -> Draw:
+    return lambda configurations: {"": draw(configurations)}
+
+
+SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
+    "Forgetting": each(learned.forgetting),
+    "Mean accuracy": together(learned.mean),
+    "Accuracy matrix": each(learned.matrix),
+    "Compression": together(sending.compression),
+    "Consensus error": together(epochs.consensus),
+    "Training loss": together(epochs.loss),
+    "Free space": each(learned.free),
+    "Network": each(sending.network),
+    "Traffic": together(sending.amount),
+    "Time": together(sending.time),
+    "How much of the gradient is left": together(epochs.mu),
+}
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """Those that have something to show."""
+    configurations = group(runs)
+    out = []
+    for title, draw in SECTIONS.items():
+        drawn = draw(configurations).items()
+        figures = {name: figure for name, figure in drawn if figure and numbers(figure).rows}
+        if figures:
+            key = next(iter(figures.values())).key
+            out.append(Section(key, title, figures))
+    return out
+
+
+def named(sections: Iterable[Section]) -> Iterable[tuple[str, Figure]]:
+    """Each figure with the name of its files: <key>, or <key>--<configuration> where there is a choice. Law: no two
+    have the same."""
+    taken: set[str] = set()
+    for section in sections:
+        for of, figure in section.figures.items():
+            first = name = f"{figure.key}--{_slug(of)}" if len(section.figures) > 1 else figure.key
+            count = 1
+            while name in taken:
+                count += 1
+                name = f"{first}-{count}"
+            taken.add(name)
+            yield name, figure
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME].strip("-")
+
+
 def render(page: Page) -> str:
     """The page as HTML; equal pages give equal text."""
     shown = [section for section in page.sections if section.figures]
@@ -49,7 +159,7 @@ def render(page: Page) -> str:
         context=context(page.results),
         sizes=[max(len(cell) for cell in (column.title, *column.cells)) for column in page.results.columns],
         data=Markup(embed({"sections": _data(shown)})),
-        styles=[Markup(asset(name)) for name in STYLES],
+        style=Markup(asset("page.css")),
         scripts=[Markup(asset(name)) for name in SCRIPTS],
     )
 

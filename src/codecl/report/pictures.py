@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 
 from codecl.errors import ConfigError
-from codecl.report.figures.figure import Bars, Figure, Heat, Lines, Network, Series, numbers
+from codecl.report.figures import Bars, Figure, Heat, Lines, Network, Series, numbers
 from codecl.report.graph import draw_network
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; when they run out, other dashes

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from codecl.plan import Plan
 from codecl.plan.forecast import Known
-from codecl.report.formats import Column, Sheet
-from codecl.report.units import size
+from codecl.report.formats import Column, Sheet, size
 
 SIGNS: dict[Known, str] = {"exact": "", "estimate": "≈ ", "bound": "≤ ", "partly": "≥ "}
 RATIO: dict[Known, str] = {**SIGNS, "bound": "≥ ", "partly": "≤ "}

@@ -9,9 +9,8 @@ from rich.table import Table
 
 from codecl.report import formats
 from codecl.report.configurations import Configuration, group, shortened
-from codecl.report.formats import Column, Sheet
+from codecl.report.formats import Column, Sheet, size
 from codecl.report.paper import beside, in_order
-from codecl.report.units import size
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from codecl.report.figures.figure import Lines, Series
+from codecl.report.figures import Lines, Series
 from codecl.report.formats import Column, Sheet
 from codecl.theory.check import Checked, passes_though_broken
 from codecl.theory.rates import HIGHEST, LOWEST, Slope

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from codecl.report.configurations import Configuration, common_tasks
+from codecl.report.figures import Bars, Curve, Lines, Number, Series, finite
 from codecl.report.figures.epochs import Value, consensus_error
-from codecl.report.figures.figure import Bars, Curve, Lines, Number, Series, finite
 from codecl.report.figures.sending import in_categories
 from codecl.runs.reader import Run
 from codecl.train.events import EpochEnded, TaskOpened

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from codecl.report.configurations import Configuration, common_tasks
-from codecl.report.figures.figure import Bars, Curve, Figure, Lines, Network, Section, Series
-from codecl.report.units import unit_for
+from codecl.report.figures import Bars, Curve, Lines, Network, Series
+from codecl.report.formats import unit_for
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics, Traffic
 from codecl.train.events import Agreed, EpochEnded, RunStarted
@@ -16,7 +16,7 @@ MAX_AGENTS = 64  # of a network that can still be looked at
 Places = list[tuple[float, float]]
 
 
-def compression(configurations: Sequence[Configuration]) -> Section | None:
+def compression(configurations: Sequence[Configuration]) -> Bars | Lines | None:
     lines = [Series.over_seeds(one.name, map(_cc, one.runs)) for one in configurations]
     series = [line for line in lines if line.x]
     if not series:
@@ -27,13 +27,9 @@ def compression(configurations: Sequence[Configuration]) -> Section | None:
         "How many times less is sent while a task is learned than with full communication (CC). It grows as the core"
         " space does. The paper's Figures 3, 5 and 6, whose messages also carry every head: there it grows less."
     )
-    figure: Figure
-    if len(series) <= MAX_BARS:
-        bars = [in_categories(line, len(tasks)) for line in series]
-        figure = Bars("compression", title, about, y, tasks, bars)
-    else:
-        figure = Lines("compression", title, about, "task", y, series, ticks=tasks)
-    return Section("compression", "Compression", {"": figure})
+    if len(series) > MAX_BARS:
+        return Lines("compression", title, about, "task", y, series, ticks=tasks)
+    return Bars("compression", title, about, y, tasks, [in_categories(line, len(tasks)) for line in series])
 
 
 def _cc(run: Run) -> Curve:
@@ -50,11 +46,7 @@ def in_categories(line: Series, count: int) -> Series:
     )
 
 
-def network(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("network", "Network", configurations, _network)
-
-
-def _network(configuration: Configuration) -> Network | None:
+def network(configuration: Configuration) -> Network | None:
     """Seeds with another graph than the first's are not shown."""
     first = configuration.runs[0]
     edges = _edges(first)
@@ -110,7 +102,7 @@ def star(agents: int) -> Places:
 PLACES: Mapping[str, Callable[[int], Places]] = {"torus": grid, "star": star}
 
 
-def amount(configurations: Sequence[Configuration]) -> Section | None:
+def amount(configurations: Sequence[Configuration]) -> Bars | None:
     """Bytes that were sent, beside full communication."""
     sent: dict[str, Callable[[Traffic], int]] = {
         "sent in training": lambda traffic: traffic.train_bytes,
@@ -126,7 +118,7 @@ def amount(configurations: Sequence[Configuration]) -> Section | None:
     def bars(name: str, count: Callable[[Traffic], int]) -> Series:
         return _bars(name, shown, lambda run: count(run.traffic) / 1000**power)
 
-    figure = Bars(
+    return Bars(
         "bytes",
         f"{unit} sent",
         "By all agents in a whole run: in training, and at the ends of tasks (agreement, growth, flood). Full"
@@ -135,14 +127,13 @@ def amount(configurations: Sequence[Configuration]) -> Section | None:
         [configuration.name for configuration in shown],
         [bars(name, count) for name, count in sent.items()],
     )
-    return Section("bytes", "Traffic", {"": figure})
 
 
-def time(configurations: Sequence[Configuration]) -> Section | None:
+def time(configurations: Sequence[Configuration]) -> Bars | None:
     shown = [configuration for configuration in configurations if configuration.score(_ms_per_step).mean is not None]
     if not shown:
         return None
-    figure = Bars(
+    return Bars(
         "time",
         "Time of a step",
         "Milliseconds that a training step of all agents took, each run on the machine where it was made: compare runs"
@@ -151,7 +142,6 @@ def time(configurations: Sequence[Configuration]) -> Section | None:
         [configuration.name for configuration in shown],
         [_bars("a step", shown, _ms_per_step)],
     )
-    return Section("time", "Time", {"": figure})
 
 
 def _ms_per_step(run: Metrics) -> float | None:
