@@ -6,9 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from codecl.report.configurations import group
+from codecl.report.configurations import gather, group
 from codecl.report.figures import Bars, Lines, Series, epochs, numbers, sending
-from codecl.report.gather import gather
 from codecl.report.page import sections
 from codecl.train.events import EpochEnded, Flooded, Grown
 from tests.report.conftest import events, one_of

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from codecl.errors import DataError
-from codecl.report.gather import gather
+from codecl.report.configurations import gather
 from codecl.report.page import sections
 from codecl.runs.reader import find_runs, read_config, read_metrics
 from codecl.train.events import EpochEnded

@@ -9,7 +9,7 @@ import pytest
 
 from codecl.report.figures import Lines, Network, Section, Series
 from codecl.report.page import asset, colours, context, embed, named, render
-from codecl.report.paper import has
+from codecl.report.tables import in_paper
 from tests.browser import pages
 
 
@@ -156,7 +156,7 @@ def test_no_two_figures_have_the_same_files():
 
 
 def test_the_papers_presets_are_known():
-    assert [name for name in ("quickstart", "split-cifar100", "split-cifar100-tuned", "mine") if has(name)] == [
+    assert [name for name in ("quickstart", "split-cifar100", "split-cifar100-tuned", "mine") if in_paper(name)] == [
         "split-cifar100",
         "split-cifar100-tuned",
     ]

@@ -96,7 +96,7 @@ def latex(sheet: Sheet) -> str:
         "\\toprule",
         f"{head} \\\\",
         "\\midrule",
-        *(f"{' & '.join(_latex_cells(sheet, cells))} \\\\" for cells in sheet.lines()),
+        *(f"{' & '.join(map(_latex_cell, sheet.columns, cells))} \\\\" for cells in sheet.lines()),
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -105,11 +105,10 @@ def latex(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_cells(sheet: Sheet, cells: Sequence[str]) -> Iterable[str]:
-    """Cells with a true minus sign before numbers."""
-    for column, cell in zip(sheet.columns, cells, strict=True):
-        text = cell.translate(ESCAPES)
-        yield text if column.words else re.sub(r"([+-])(?=\d)", r"$\1$", text)
+def _latex_cell(column: Column, cell: str) -> str:
+    """With a true minus sign before a number."""
+    text = cell.translate(ESCAPES)
+    return text if column.words else re.sub(r"([+-])(?=\d)", r"$\1$", text)
 
 
 def comma_separated(sheet: Sheet) -> str:
@@ -146,6 +145,10 @@ def unit_for(largest: float) -> tuple[str, int]:
     while largest >= 999.5 and power < len(UNITS) - 1:
         largest, power = largest / 1000, power + 1
     return UNITS[power], power
+
+
+def with_spread(value: float, spread: float | None, digits: str = ".2f") -> str:
+    return format(value, digits) if spread is None else f"{value:{digits}} ± {spread:{digits}}"
 
 
 def spread_of_bytes(count: float, spread: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from codecl.report.configurations import Score
 
@@ -10,10 +10,9 @@ Number = float | int | None  # None: not known
 Curve = Mapping[float, Number]  # x -> y, of one run
 
 
-def finite(value: Any) -> float | None:
+def finite(value: Number) -> Number:
     """A number as it is; None where there is none, or one that no figure can show."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if usable else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 class Series(NamedTuple):

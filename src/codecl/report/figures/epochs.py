@@ -6,7 +6,6 @@ from statistics import fmean
 
 from codecl.report.configurations import Configuration
 from codecl.report.figures import Curve, Lines, Number, Series, finite
-from codecl.runs.reader import Run
 from codecl.train.events import EpochEnded
 
 FAR = 10  # times as high: then a logarithmic axis
@@ -81,7 +80,10 @@ def _lines(configurations: Sequence[Configuration], values: Mapping[str, Value])
         length = epochs_a_task(configuration)
         for what, value in values.items():
             name = f"{configuration.name}, {what}" if what else configuration.name
-            curves = [_over_epochs(value, length, run) for run in configuration.runs]
+            curves: list[Curve] = [  # after the first epoch x is 1; what a peer did twice counts as it was done last
+                {event.task * length + event.epoch + 1: value(event) for event in run.of(EpochEnded)}
+                for run in configuration.runs
+            ]
             out.append(thinned(Series.over_seeds(name, curves), length))
     return [line for line in out if line.x]
 
@@ -89,11 +91,6 @@ def _lines(configurations: Sequence[Configuration], values: Mapping[str, Value])
 def epochs_a_task(configuration: Configuration) -> int:
     counts = [event.epoch + 1 for run in configuration.runs for event in run.of(EpochEnded)]
     return max(counts, default=1)
-
-
-def _over_epochs(value: Value, length: int, run: Run) -> Curve:
-    """After the first epoch x is 1. What a peer did twice counts as it was done last."""
-    return {event.task * length + event.epoch + 1: value(event) for event in run.of(EpochEnded)}
 
 
 def thinned(line: Series, length: int) -> Series:
@@ -108,13 +105,12 @@ def thinned(line: Series, length: int) -> Series:
 
 def _marks(configurations: Sequence[Configuration]) -> list[tuple[float, str]]:
     """Where tasks begin, if they begin at the same epochs in all configurations."""
-    starts = [_starts(configuration) for configuration in configurations]
+    starts: list[list[tuple[float, str]]] = []
+    for configuration in configurations:
+        length = epochs_a_task(configuration)
+        begun = {event.task for run in configuration.runs for event in run.of(EpochEnded)}
+        names = enumerate(configuration.tasks)
+        starts.append([(task * length, name) for task, name in names if task in begun])
     longest = max(starts, key=len, default=[])
     same = all(own == longest[: len(own)] for own in starts)
     return longest if same and len(longest) > 1 else []
-
-
-def _starts(configuration: Configuration) -> list[tuple[float, str]]:
-    length = epochs_a_task(configuration)
-    begun = {event.task for run in configuration.runs for event in run.of(EpochEnded)}
-    return [(task * length, name) for task, name in enumerate(configuration.tasks) if task in begun]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from codecl.report.configurations import Configuration, common_tasks
+from codecl.report.configurations import Configuration, common_tasks, ms_per_step
 from codecl.report.figures import Bars, Curve, Lines, Network, Series
 from codecl.report.formats import unit_for
 from codecl.runs.reader import Run
@@ -41,9 +41,8 @@ def in_categories(line: Series, count: int) -> Series:
     values = dict(zip(line.x, line.y, strict=True))
     spread = dict(zip(line.x, line.std, strict=True)) if line.std else None
     places = range(count)
-    return Series(
-        line.name, places, [values.get(x) for x in places], [spread.get(x) for x in places] if spread else None
-    )
+    std = [spread.get(x) for x in places] if spread else None
+    return Series(line.name, places, [values.get(x) for x in places], std)
 
 
 def network(configuration: Configuration) -> Network | None:
@@ -95,11 +94,10 @@ def grid(agents: int) -> Places:
     return [(column * step - 1, side - row * step) for row in range(rows) for column in range(columns)]
 
 
-def star(agents: int) -> Places:
-    return [(0.0, 0.0), *circle(agents - 1)]
-
-
-PLACES: Mapping[str, Callable[[int], Places]] = {"torus": grid, "star": star}
+PLACES: Mapping[str, Callable[[int], Places]] = {
+    "torus": grid,
+    "star": lambda agents: [(0.0, 0.0), *circle(agents - 1)],
+}
 
 
 def amount(configurations: Sequence[Configuration]) -> Bars | None:
@@ -130,7 +128,7 @@ def amount(configurations: Sequence[Configuration]) -> Bars | None:
 
 
 def time(configurations: Sequence[Configuration]) -> Bars | None:
-    shown = [configuration for configuration in configurations if configuration.score(_ms_per_step).mean is not None]
+    shown = [configuration for configuration in configurations if configuration.score(ms_per_step).mean is not None]
     if not shown:
         return None
     return Bars(
@@ -140,12 +138,8 @@ def time(configurations: Sequence[Configuration]) -> Bars | None:
         " of the same machine only.",
         "ms a step",
         [configuration.name for configuration in shown],
-        [_bars("a step", shown, _ms_per_step)],
+        [_bars("a step", shown, ms_per_step)],
     )
-
-
-def _ms_per_step(run: Metrics) -> float | None:
-    return run.timing.ms_per_iteration
 
 
 def _bars(name: str, configurations: Sequence[Configuration], value: Callable[[Metrics], float | None]) -> Series:
