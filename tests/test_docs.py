@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from codecl.report.configurations import finished
 from codecl.report.formats import PLAIN
-from codecl.report.gather import finished
 from codecl.report.tables import results
 from tests.conftest import ROOT
 

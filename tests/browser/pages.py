@@ -2,9 +2,9 @@
 
 import math
 
-from codecl.report.figures.figure import Bars, Heat, Lines, Network, Section, Series
+from codecl.report.configurations import Refused
+from codecl.report.figures import Bars, Heat, Lines, Network, Section, Series
 from codecl.report.formats import Column, Sheet
-from codecl.report.gather import Refused
 from codecl.report.page import Page, RecordedSeeds
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

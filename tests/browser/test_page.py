@@ -2,7 +2,7 @@
 
 import pytest
 
-from codecl.report.figures.figure import numbers
+from codecl.report.figures import numbers
 from codecl.report.page import render
 from tests.browser import pages
 

@@ -14,7 +14,7 @@ from codecl import api
 from codecl.cli import display
 from codecl.cli.live import training
 from codecl.cli.watch import go_on
-from codecl.report.units import duration, size
+from codecl.report.formats import duration, size
 from codecl.runs import config as presets
 from codecl.runs.config import grid
 from codecl.runs.follow import Follower

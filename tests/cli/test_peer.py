@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from codecl.peers import agent as peer
 from codecl.peers import fleet
 from codecl.peers.decisions import PeersConfig
-from codecl.report.figures import sections
-from codecl.report.gather import gather
+from codecl.report.configurations import gather
+from codecl.report.page import sections
 from codecl.runs.config import preset, resolve
 from tests.conftest import ROOT
 from tests.fleets import LocalFleet

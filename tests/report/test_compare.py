@@ -16,7 +16,7 @@ from scipy import stats
 from codecl.errors import ConfigError, DataError
 from codecl.report import formats
 from codecl.report.compare import about, compare, difference, plain, sheet
-from codecl.report.units import spread_of_bytes
+from codecl.report.formats import spread_of_bytes
 from codecl.runs import config as presets
 from codecl.runs.writer import folder_of, labels_of
 from tests.report.conftest import write_metrics

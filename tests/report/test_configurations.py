@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 
-from codecl.report.configurations import common_tasks, group
-from codecl.report.figures.figure import Series
-from codecl.report.gather import gather
+from codecl.report.configurations import common_tasks, gather, group
+from codecl.report.figures import Series
 from tests.report.conftest import changed, make, one_of
 
 

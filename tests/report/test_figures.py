@@ -6,10 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from codecl.report.configurations import group
-from codecl.report.figures import epochs, sections, sending
-from codecl.report.figures.figure import Bars, Lines, Series, numbers
-from codecl.report.gather import gather
+from codecl.report.configurations import gather, group
+from codecl.report.figures import Bars, Lines, Series, epochs, numbers, sending
+from codecl.report.page import sections
 from codecl.train.events import EpochEnded, Flooded, Grown
 from tests.report.conftest import events, one_of
 

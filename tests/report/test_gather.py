@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from codecl.errors import DataError
-from codecl.report.figures import sections
-from codecl.report.gather import gather
+from codecl.report.configurations import gather
+from codecl.report.page import sections
 from codecl.runs.reader import find_runs, read_config, read_metrics
 from codecl.train.events import EpochEnded
 from tests.report.conftest import changed, events, one_of

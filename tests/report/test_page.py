@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from codecl.report.figures.figure import Lines, Section, Series
-from codecl.report.page import asset, colours, context, embed, render
+from codecl.report.figures import Lines, Network, Section, Series
+from codecl.report.page import asset, colours, context, embed, named, render
+from codecl.report.tables import in_paper
 from tests.browser import pages
 
 
@@ -136,3 +137,26 @@ def test_colours_of_a_section_are_all_different():
     )
     for slots in found.values():
         assert len(set(slots.values())) == len(slots)
+
+
+FIGURE = Network("network", "", "", [(0.0, 0.0)], [])
+
+
+def test_a_figure_alone_has_its_key_and_one_of_several_its_configuration_too():
+    alone = Section("a", "A", {"": FIGURE._replace(key="acc")})
+    several = Section("b", "B", {"codec · ring 4": FIGURE, "dpsgd/../x": FIGURE})
+    assert [name for name, _ in named([alone, several])] == ["acc", "network--codec-ring-4", "network--dpsgd-x"]
+
+
+def test_no_two_figures_have_the_same_files():
+    names = ["ä", "ö", "codec a", "codec-a", "x" * 300, "x" * 301]
+    found = [name for name, _ in named([Section("a", "A", dict.fromkeys(names, FIGURE))] * 2)]
+    assert len(set(found)) == 12
+    assert max(map(len, found)) < 100
+
+
+def test_the_papers_presets_are_known():
+    assert [name for name in ("quickstart", "split-cifar100", "split-cifar100-tuned", "mine") if in_paper(name)] == [
+        "split-cifar100",
+        "split-cifar100-tuned",
+    ]

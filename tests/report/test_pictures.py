@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from codecl.errors import ConfigError
-from codecl.report.figures import sections
-from codecl.report.figures.figure import Bars, Heat, Lines, Network, Series, numbers
+from codecl.report.configurations import gather
+from codecl.report.figures import Bars, Heat, Lines, Network, Series, numbers
 from codecl.report.figures.sending import circle, grid
-from codecl.report.gather import gather
+from codecl.report.page import sections
 from codecl.report.pictures import draw, write
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,9 +9,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from codecl.report import formats, paper
-from codecl.report.configurations import MAX_VARIANT, variant
-from codecl.report.gather import finished, scores_of
+from codecl.report import formats, tables
+from codecl.report.configurations import MAX_VARIANT, finished, scores_of, variant
 from codecl.report.tables import results
 from codecl.runs import config as presets
 from codecl.runs.reader import find_runs, read_metrics
@@ -102,7 +101,7 @@ def test_the_papers_numbers_are_those_that_were_given():
 
 
 def test_the_papers_table_is_read_whole():
-    table = paper._table()
+    table = tables._printed()
     assert len(table) == 3 * 4 * 5  # benchmarks, methods, graphs
     assert table["five-datasets", "torus", 16, "codec"]["bwt"] == (-5.52, 0.35)
     assert table["five-datasets", "torus", 16, "codec"]["cc"] == (2.23, None)

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from codecl import theory
+from codecl.cli import theory as report
 from codecl.exchange import topology as topologies
 from codecl.exchange.topology import TopologyConfig
-from codecl.report import theory as report
 from codecl.theory import check, rates
 from codecl.theory.problems import AsModule, basis, logistic, quadratic
 from codecl.theory.walks import Walk, same_draws, stepped, walked
@@ -206,7 +206,7 @@ def test_a_slope_and_what_is_said_of_it():
     assert slope.as_it_should
     assert not slope._replace(must_fail=True).as_it_should
     assert report.wrong([], [], [slope._replace(must_fail=True)]) == ["slope in K, all: -0.500"]
-    figure = report._figure("K", [slope])
+    figure = report.rate_figure("K", [slope])
     assert [series.name for series in figure.series] == ["all: slope -0.50", "slope -0.50"]
     assert figure.series[1].y == pytest.approx([1.5, 0.75, 0.375])
 

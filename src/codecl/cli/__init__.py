@@ -3,36 +3,18 @@
 import os
 import sys
 import warnings
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-# isort: off
-from codecl.cli import run, plan, watch, extend, table, predict, compare  # help shows commands in this order
-from codecl.cli import report, figures, lists, data, bench, peer, theory
-
-# isort: on
 from codecl.cli.common import INTERRUPTED, app
 from codecl.errors import CodeclError
 
-__all__ = [
-    "app",
-    "bench",
-    "compare",
-    "data",
-    "extend",
-    "figures",
-    "lists",
-    "main",
-    "peer",
-    "plan",
-    "predict",
-    "report",
-    "run",
-    "table",
-    "theory",
-    "watch",
-]
+# help shows commands in this order
+COMMANDS = "run plan watch extend recorded figures lists data bench peer theory"
+for name in COMMANDS.split():
+    import_module(f"codecl.cli.{name}")
 
 
 @app.callback(invoke_without_command=True)

@@ -2,16 +2,21 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codecl.cli.common import AsJson, app, console_for
-from codecl.cli.run import OnWhich
+from codecl.cli import common
+
+if TYPE_CHECKING:
+    from codecl.report.formats import Sheet
+
+RATIOS = ("dpsgd", "codec-full", "plain-loop")
 
 
-@app.command()
+@common.app.command()
 def bench(
     models: Annotated[
         str | None, typer.Option(help="convnet, mlp, alexnet, resnet18, resnet18-84; a comma list.")
@@ -23,17 +28,16 @@ def bench(
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
     execution: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    exchange: OnWhich = "auto",
+    device: common.Device = "auto",
+    exchange: common.Exchange = "auto",
     compare: Annotated[Path | None, typer.Option(help="An earlier result, to set beside this one.")] = None,
     save: Annotated[Path | None, typer.Option(help="A folder for a dated file with the result.")] = None,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """What a step costs: time and memory by model, agents and method, and ratios, measured in one run."""
     from codecl import bench as benches
     from codecl.exchange.cluster.ranks import joined
     from codecl.report import formats
-    from codecl.report.speed import speed
     from codecl.runs import build as assemble
     from codecl.runs.config import number, words
 
@@ -52,6 +56,45 @@ def bench(
     if as_json:
         print(json.dumps(measured, indent=1))
     else:
-        console_for(False).print(formats.table(speed(measured, before)))
+        common.console_for(False).print(formats.table(speed(measured, before)))
     if save:
         print(f"saved in {benches.save(measured, save)}", file=sys.stderr)
+
+
+def speed(measured: Mapping[str, Any], before: Mapping[str, Any] | None) -> "Sheet":
+    """A row a case; with `before`, how much of the earlier time it takes."""
+    from codecl.bench import SAME
+    from codecl.report.formats import Column, Sheet
+
+    def case(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[key] for key in SAME)
+
+    rows = measured["rows"]
+    ranks = measured.get("ranks", 1)
+    memory = ["–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}" for row in rows]
+    columns = [
+        Column("model", [row["model"] for row in rows], words=True),
+        Column("agents", [str(row["agents"]) for row in rows]),
+        Column("method", [row["method"] for row in rows], words=True),
+        Column("execution", [row["execution"] for row in rows], words=True),
+        Column("ms a step", [_spread(row["ms"]) for row in rows]),
+        Column("peak MiB", memory),
+        *(Column(f"/ {other}", [_spread(row["ratio"].get(other)) for row in rows]) for other in RATIOS),
+    ]
+    if ranks > 1:
+        columns.append(Column("waiting ms", [_spread(row["wait_ms"]) for row in rows]))
+        columns.append(Column("Mbit/s out", [_spread(row["mbit_s"]) for row in rows]))
+    if before:
+        earlier = {case(row): row["ms"]["median"] for row in before["rows"]}
+        shares = [row["ms"]["median"] / earlier[case(row)] if case(row) in earlier else None for row in rows]
+        columns.append(Column("/ before", ["–" if share is None else f"{share:.2f}" for share in shares]))
+    environment = measured["environment"]
+    machine = f"{environment['device_name']}, torch {environment['torch']}" + (f", {ranks} ranks" if ranks > 1 else "")
+    title = f"a step on {machine}: median (least-most) of {measured['rounds']} rounds"
+    return Sheet(title, columns, "", rows)
+
+
+def _spread(values: Mapping[str, float] | None) -> str:
+    if values is None:
+        return "–"
+    return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"

@@ -1,5 +1,6 @@
 """What the commands share: the app, options, output."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,11 @@ Methods = Annotated[str | None, typer.Option("--method", help="Methods, a comma 
 Numbers = Annotated[str | None, typer.Option("--agents", help="Numbers of agents, a comma list.")]
 Graphs = Annotated[str | None, typer.Option("--topology", help="Topologies or edge-list files, a comma list.")]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds, a comma list of values.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Exchange = Annotated[str, typer.Option("--exchange", help="simulated, cluster or auto: cluster under torchrun.")]
+Again = Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some.")]
 PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="See `codecl presets`.")]
 
 
@@ -41,10 +47,13 @@ def group(name: str, about: str) -> typer.Typer:
     return commands
 
 
-def console_for(to_stderr: bool) -> "Console":
+def console_for(to_stderr: bool, is_main: bool = True) -> "Console":
+    """Silent where another rank prints."""
     from rich.console import Console
 
-    console = Console(stderr=to_stderr)
+    console = Console(stderr=to_stderr, quiet=not is_main)
+    if not is_main:
+        warnings.simplefilter("ignore")
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in
         console.width = max(console.width, 240)
     return console

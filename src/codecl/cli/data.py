@@ -1,8 +1,7 @@
 """`codecl data`: list, fetch, add, verify."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from codecl.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from codecl.data.add import Added, Bar
+    from codecl.data.add import Added
 
 data = group("data", "Data sets: what there is, download, take in, check.")
 
@@ -72,6 +71,8 @@ def fetch(
     again: Annotated[bool, typer.Option("--again", help="Fetch anew and replace what is there.")] = False,
 ) -> None:
     """Download a data set, check it, and make its data set file."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
     from codecl.data import add as adding
     from codecl.data import store
     from codecl.data.catalogue import CATALOGUE
@@ -89,21 +90,12 @@ def fetch(
             raise DataError(f"data set {name!r}: {path} is there, but {verdict.reason}; `--again` replaces it")
         typer.echo(f"{name}: there already, {verdict.status}: {verdict.reason}; `--again` fetches it anew")
         return
-    with _progress() as bar:
-        added = adding.fetch(CATALOGUE[name], mirror=mirror, again=again, bar=bar)
-    _show_added(name, added)
-
-
-@contextmanager
-def _progress() -> "Iterator[Bar]":
-    """Bars on standard error where that is a terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = console_for(True)
     quiet = not console.is_terminal
     with Progress("{task.description}", *columns, console=console, transient=True, disable=quiet) as progress:
-        yield lambda file: _Bar(progress, file)
+        added = adding.fetch(CATALOGUE[name], mirror=mirror, again=again, bar=partial(_Bar, progress))
+    _show_added(name, added)
 
 
 class _Bar:
@@ -112,17 +104,10 @@ class _Bar:
     def __init__(self, progress: "Progress", file: str) -> None:
         self.progress = progress
         self.task = progress.add_task(file, total=None)
-
-    @property
-    def total(self) -> float | None:
-        return self.progress.tasks[self.task].total
-
-    @total.setter
-    def total(self, size: int) -> None:
-        self.progress.update(self.task, total=size or None)
+        self.total = 0  # unknown
 
     def update(self, size: int) -> None:
-        self.progress.update(self.task, advance=size)
+        self.progress.update(self.task, total=self.total or None, advance=size)
 
     def reset(self) -> None:
         self.progress.update(self.task, completed=0)

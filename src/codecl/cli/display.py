@@ -1,7 +1,7 @@
 """Progress in words: the state of a run, of a fleet, of many runs as tables; or a plain line."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from codecl.report.units import duration, size
+from codecl.report.formats import duration, size
 from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
 from codecl.runs.metrics import Progress
 
@@ -121,21 +121,14 @@ def _tasks(now: Progress, room: int) -> Table:
     first = max(0, now.opened - room)
     for task in range(first, now.opened):
         name = f"{task + 1} {now.names[task]}" + (f" (and {first} before)" if first and task == first else "")
-        scores = (
-            _at(now.learned, task),
-            _at(now.known, task) if task < len(now.known) else _doing(now),
-            _at(now.cc_by_task, task),
-        )
-        table.add_row(Text(name), *scores)
+        doing = f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" else now.phase
+        known = _at(now.known, task) if task < len(now.known) else doing
+        table.add_row(Text(name), _at(now.learned, task), known, _at(now.cc_by_task, task))
     return table
 
 
 def _at(values: Sequence[float | None], place: int) -> str:
     return number(values[place]) if place < len(values) else ""
-
-
-def _doing(now: Progress) -> str:
-    return f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" else now.phase
 
 
 def _facts(snapshot: Snapshot, width: int) -> Table:
@@ -169,11 +162,8 @@ def fleet(run: RunSnapshot, width: int) -> RenderableType:
     """Agents that are peers, a row each."""
     first = furthest(run)
     head = Text(about(first), "bold") + Text(f"  {run.state}", TONES[run.state])
-    columns = ["agent", "state", "task", "epoch", "loss", "ACC", "missed", "away", "last sign"]
-    table = _table(columns, left_out=("missed",) if width < NARROW else ())
-    for agent in run.parts:
-        now = agent.progress
-        cells = {
+    rows = [
+        {
             "agent": _agent(agent.folder),
             "state": Text(agent.state, TONES[agent.state]),
             "task": f"{now.opened}/{now.tasks}",
@@ -184,7 +174,9 @@ def fleet(run: RunSnapshot, width: int) -> RenderableType:
             "away": " ".join(map(str, now.away)) if not now.ended else "",
             "last sign": f"{duration(agent.silent_s)} ago",
         }
-        _row(table, cells)
+        for agent, now in ((agent, agent.progress) for agent in run.parts)
+    ]
+    table = _table(rows, left_out=("missed",) if width < NARROW else ())
     sent = sum(agent.progress.sent for agent in run.parts)
     expected = first.about.agents if first.about else 0
     recorded = f"{len(run.parts)} of {expected} agents are recorded here; " if expected > len(run.parts) else ""
@@ -197,11 +189,8 @@ def furthest(run: RunSnapshot) -> Progress:
 
 def many(view: FollowerView, width: int) -> RenderableType:
     """A row a run."""
-    columns = ["run", "state", "task", "loss", "ACC", "CC", "sent", "left"]
-    table = _table(columns, left_out=("loss", "sent", "CC") if width < NARROW else ())
-    for run in view.runs:
-        now = furthest(run)
-        cells = {
+    rows = [
+        {
             "run": Text(str(run.place.folder.relative_to(view.path)), overflow="fold"),
             "state": Text(run.state, TONES[run.state]),
             "task": f"{now.opened}/{now.tasks}",
@@ -211,18 +200,17 @@ def many(view: FollowerView, width: int) -> RenderableType:
             "sent": size(sum(snapshot.progress.sent for snapshot in run.parts)),
             "left": max((left(snapshot).removesuffix(" left") for snapshot in run.parts), key=len),
         }
-        _row(table, cells)
-    return table
+        for run, now in ((run, furthest(run)) for run in view.runs)
+    ]
+    return _table(rows, left_out=("loss", "sent", "CC") if width < NARROW else ())
 
 
-def _table(columns: Sequence[str], left_out: Sequence[str]) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    for title in columns:
+    titles = [title for title in (rows[0] if rows else ()) if title not in left_out]
+    for title in titles:
         words = title in ("state", "run", "away")
-        if title not in left_out:
-            table.add_column(title, justify="left" if words else "right", no_wrap=title != "run")
+        table.add_column(title, justify="left" if words else "right", no_wrap=title != "run")
+    for cells in rows:
+        table.add_row(*(cells[title] for title in titles))
     return table
-
-
-def _row(table: Table, cells: dict[str, Any]) -> None:
-    table.add_row(*(cells[str(column.header)] for column in table.columns))

@@ -1,6 +1,7 @@
 """What there is: presets, methods, topologies, models."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 
@@ -33,7 +34,7 @@ def methods() -> None:
     """The methods and what they do."""
     from codecl.methods import METHODS
 
-    _print({name: _first_line(kind) for name, kind in METHODS.items()})
+    _print({name: kind.__doc__ for name, kind in METHODS.items()})
 
 
 @app.command()
@@ -41,7 +42,7 @@ def topologies() -> None:
     """The topologies and who hears whom in them."""
     from codecl.exchange.topology import TOPOLOGIES
 
-    _print({name: _first_line(builder) for name, builder in TOPOLOGIES.items()})
+    _print({name: builder.__doc__ for name, builder in TOPOLOGIES.items()})
 
 
 @app.command()
@@ -49,14 +50,11 @@ def models() -> None:
     """The models."""
     from codecl.models import MODELS
 
-    _print({name: _first_line(builder) for name, builder in MODELS.items()})
+    _print({name: builder.__doc__ for name, builder in MODELS.items()})
 
 
-def _print(entries: dict[str, str]) -> None:
+def _print(entries: Mapping[str, str | None]) -> None:
+    """Names, and the first line of what is said of each."""
     width = max(map(len, entries))
     for name, about in entries.items():
-        typer.echo(f"{name:<{width}}  {about}")
-
-
-def _first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+        typer.echo(f"{name:<{width}}  {(about or '').strip().splitlines()[0]}")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from codecl.cli.display import about, drawn, left, line, names
-from codecl.report.units import duration
-from codecl.runs.follow import FollowerView, Liveness, Snapshot
+from codecl.report.formats import duration
+from codecl.runs.follow import FollowerView, Liveness
 from codecl.runs.metrics import Progress as RunProgress
 from codecl.runs.metrics import progress
 from codecl.runs.reader import read_events
@@ -59,25 +59,22 @@ def _lines(console: Console) -> Show:
             before = last.get(snapshot.folder)
             now = time.monotonic()
             epochs = len(snapshot.progress.losses)
-            lines = [_line(snapshot._replace(progress=end)) for end in snapshot.new] if before else []
+            lines = [line(end, left(snapshot._replace(progress=end))) for end in snapshot.new] if before else []
+            text = line(snapshot.progress, left(snapshot))
             if not before and not called[snapshot.folder]:
                 lines.append(about(snapshot.progress))
             due = before and epochs != before.epochs and now - before.time >= LINES_S
             if not before or snapshot.state != before.state:
-                lines.append(f"{snapshot.state} · {_line(snapshot)}")
+                lines.append(f"{snapshot.state} · {text}")
             elif due and not snapshot.new:
-                lines.append(_line(snapshot))
-            for text in lines:
-                prefix = f"{called[snapshot.folder]}: " if called[snapshot.folder] else ""
-                console.print(prefix + text, markup=False, highlight=False, soft_wrap=True)
+                lines.append(text)
+            prefix = f"{called[snapshot.folder]}: " if called[snapshot.folder] else ""
+            for said in lines:
+                console.print(prefix + said, markup=False, highlight=False, soft_wrap=True)
             if lines:
                 last[snapshot.folder] = _LastLine(snapshot.state, epochs, now)
 
     return show
-
-
-def _line(snapshot: Snapshot) -> str:
-    return line(snapshot.progress, left(snapshot))
 
 
 class TrainingRun:
@@ -104,15 +101,26 @@ class TrainingRun:
 
 
 @contextmanager
-def training(console: Console, config: "RunConfig", folder: Path, quiet: bool) -> Iterator[OnEvent]:
-    """Hands out a consumer of events that shows how a run of this process goes on."""
-    if quiet or console.quiet:
-        yield lambda event: None
-    elif console.is_terminal:
-        with _bar(console, TrainingRun(config, folder)) as on_event:
-            yield on_event
-    else:
-        yield _plain(console, TrainingRun(config, folder))
+def training(
+    console: Console, config: "RunConfig", folder: Path, quiet: bool, board: Path | None = None
+) -> Iterator[OnEvent]:
+    """Hands out a consumer of events that shows how a run of this process goes on, on TensorBoard too where there is a
+    folder for it."""
+    with ExitStack() as stack:
+        shown: list[OnEvent] = []
+        if not quiet and not console.quiet:
+            run = TrainingRun(config, folder)
+            shown.append(stack.enter_context(_bar(console, run)) if console.is_terminal else _plain(console, run))
+        if board is not None:
+            from codecl.report.tensorboard import Board
+
+            shown.append(stack.enter_context(Board(board, folder)))
+
+        def on_event(event: Event) -> None:
+            for show in shown:
+                show(event)
+
+        yield on_event
 
 
 @contextmanager
@@ -157,20 +165,3 @@ def _plain(console: Console, run: TrainingRun) -> OnEvent:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     return on_event
-
-
-@contextmanager
-def boarding(board: Path | None, run: Path, on_event: OnEvent) -> Iterator[OnEvent]:
-    """The same consumer, with what it is handed also on TensorBoard, where there is a folder for it."""
-    if board is None:
-        yield on_event
-        return
-    from codecl.report.tensorboard import Board
-
-    with Board(board, run) as drawn:
-
-        def both(event: Event) -> None:
-            on_event(event)
-            drawn(event)
-
-        yield both

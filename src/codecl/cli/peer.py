@@ -76,7 +76,7 @@ def local(
     """Run a whole fleet on this machine, an agent a process, on loopback ports: to try out, and to break."""
     from codecl.cli.live import following
     from codecl.peers import local as fleets
-    from codecl.runs.folder import folder_of
+    from codecl.runs.writer import folder_of
 
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     console = console_for(False)

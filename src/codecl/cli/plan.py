@@ -3,38 +3,45 @@
 import functools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import AsJson, Graphs, Methods, Numbers, PresetName, Seeds, Settings, app, console_for
+from codecl.cli import common
 from codecl.errors import ConfigError
 
 if TYPE_CHECKING:
     from codecl.plan import Plan
+    from codecl.plan.forecast import Known
+    from codecl.report.formats import Sheet
     from codecl.runs.config import RunConfig
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+SIGNS: dict["Known", str] = {"exact": "", "estimate": "≈ ", "bound": "≤ ", "partly": "≥ "}
+RATIO: dict["Known", str] = {**SIGNS, "bound": "≥ ", "partly": "≤ "}
+NOTE = "≤ and ≥ are bounds, ≈ is as in the run of --like; other bytes are exact"
 
 
-@app.command()
+@common.app.command()
 def plan(
-    preset: PresetName = "quickstart",
-    method: Methods = None,
-    agents: Numbers = None,
-    topology: Graphs = None,
-    seeds: Seeds = None,
-    settings: Settings = None,
+    preset: common.PresetName = "quickstart",
+    method: common.Methods = None,
+    agents: common.Numbers = None,
+    topology: common.Graphs = None,
+    seeds: common.Seeds = None,
+    settings: common.Settings = None,
     like: Annotated[Path | None, typer.Option(help="A recorded run to take the free directions from.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Time a step on this machine.")] = False,
     bandwidth: Annotated[str | None, typer.Option(help="Of an agent's way out, such as 10Mbit.")] = None,
     device: Annotated[str, typer.Option(help="For --measure: auto, cpu or cuda.")] = "auto",
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt."""
     import dataclasses
 
+    from codecl.report.formats import show
     from codecl.runs.config import grid
 
     bits = bits_a_second(bandwidth) if bandwidth else None
@@ -42,8 +49,12 @@ def plan(
     plans = _plans(configs, like, device if measure else "", bits)
     if as_json:
         print(json.dumps([dataclasses.asdict(plan) for plan in plans], indent=1))
-    else:
-        _show(plans)
+        return
+    console = common.console_for(False)
+    for sheet in [*([tasks(plans[0])] if len(plans) == 1 else []), side_by_side(plans)]:
+        show(sheet, console, uncut=not console.is_terminal)
+    for line in dict.fromkeys(line for plan in plans for line in plan.warnings):
+        console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def bits_a_second(text: str) -> float:
@@ -72,13 +83,74 @@ def _plans(configs: list["RunConfig"], like: Path | None, measured_on: str, bits
     return plans
 
 
-def _show(plans: list["Plan"]) -> None:
-    from codecl.report import plan as planned
-    from codecl.report.formats import show
+def side_by_side(plans: Sequence["Plan"]) -> "Sheet":
+    """A column a plan."""
+    from codecl.report.formats import Column, Sheet
 
-    console = console_for(False)
-    if len(plans) == 1:
-        show(planned.tasks(plans[0]), console, uncut=not console.is_terminal)
-    show(planned.side_by_side(plans), console, uncut=not console.is_terminal)
-    for line in dict.fromkeys(line for plan in plans for line in plan.warnings):
-        console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+    columns = [Column("", [name for name, _ in _rows(plans[0])], words=True, fold=True)]
+    several_seeds = len({plan.seed for plan in plans}) > 1
+    for plan in plans:
+        title = f"{plan.method}, {plan.topology}{plan.graph.agents}" + (f", seed {plan.seed}" if several_seeds else "")
+        columns.append(Column(title, [cell for _, cell in _rows(plan)], fold=True))
+    unsure = any(plan.known != "exact" for plan in plans)
+    return Sheet(f"plan of {plans[0].preset}", columns, NOTE if unsure else "", [])
+
+
+def tasks(plan: "Plan") -> "Sheet":
+    """A row a task."""
+    from codecl.report.formats import Column, Sheet, size
+
+    columns = [
+        Column("task", [task.name for task in plan.tasks], words=True),
+        Column("images an agent", [_span(task.shard) for task in plan.tasks]),
+        Column("steps an epoch", [str(task.steps) for task in plan.tasks]),
+        Column("epochs", [str(task.epochs) for task in plan.tasks]),
+        Column("left over", [_span(task.left_over) for task in plan.tasks]),
+        Column("a step and link", [SIGNS[task.message_known] + size(task.message_bytes) for task in plan.tasks]),
+        Column("training", [SIGNS[task.message_known] + size(task.train_bytes) for task in plan.tasks]),
+        Column("agreement", [SIGNS[task.message_known] + size(task.agree_bytes) for task in plan.tasks]),
+        Column("pool, flood", [SIGNS[t.end_known] + size(t.reduce_bytes + t.flood_bytes) for t in plan.tasks]),
+    ]
+    return Sheet(f"{plan.method} on {plan.topology}, {plan.graph.agents} agents", columns, "", [])
+
+
+def _rows(plan: "Plan") -> list[tuple[str, str]]:
+    from codecl.report.formats import size
+
+    graph, sign = plan.graph, SIGNS[plan.known]
+    sent = plan.train_bytes + plan.boundary_bytes
+    rows = [
+        ("agents", str(graph.agents)),
+        ("links (directed edges)", f"{graph.links} ({graph.edges})"),
+        ("agents that one hears", _span(graph.degree)),
+        ("√ρ", f"{graph.contraction:.4f}"),
+        ("spectral gap, 1 − √ρ", f"{graph.gap:.4f}"),
+        ("rounds to a tenth, to a millionth", f"{graph.rounds_tenfold}, {graph.rounds_millionfold}"),
+        ("agreement: rounds, leaving", f"{graph.agree_rounds}, {graph.contraction**graph.agree_rounds:.1e}"),
+        ("lr × curvature below", f"{graph.stable_below:.2f}"),
+        ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
+        ("first task: bytes a step and link", size(plan.tasks[0].message_bytes)),
+        ("sent while training", sign + size(plan.train_bytes)),
+        ("sent at tasks' ends", sign + size(plan.boundary_bytes)),
+        ("full communication / sent", f"{RATIO[plan.known]}{plan.full_bytes / sent:.2f}" if sent else "–"),
+        ("memory of an agent, of all, about", f"{size(plan.agent_memory_bytes)}, {size(plan.memory_bytes)}"),
+    ]
+    if plan.ms_per_step is not None and plan.train_s is not None:
+        rows.append(("a step of all agents here", f"{plan.ms_per_step:.2f} ms"))
+        rows.append(("training here", _duration(plan.train_s)))
+    if plan.messages_s is not None:
+        rows.append(("messages at this bandwidth", sign + _duration(plan.messages_s)))
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there is at least one."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _span(min_max: tuple[int, int]) -> str:
+    low, high = min_max
+    return str(low) if low == high else f"{low}-{high}"

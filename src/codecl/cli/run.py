@@ -2,26 +2,13 @@
 
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from codecl.cli.common import (
-    INTERRUPTED,
-    AsJson,
-    Graphs,
-    Methods,
-    Numbers,
-    Out,
-    PresetName,
-    Seeds,
-    Settings,
-    app,
-    console_for,
-)
+from codecl.cli import common
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
@@ -37,27 +24,26 @@ if TYPE_CHECKING:
 
 Boards = Annotated[bool, typer.Option("--tensorboard", help="Also write a TensorBoard, into each run's folder.")]
 BoardsTo = Annotated[Path | None, typer.Option("--tensorboard-to", metavar="DIR", help="The same, under DIR.")]
-OnWhich = Annotated[str, typer.Option("--exchange", help="simulated, cluster or auto: cluster under torchrun.")]
 
 
-@app.command()
+@common.app.command()
 def run(
-    preset: PresetName = "quickstart",
-    method: Methods = None,
-    agents: Numbers = None,
-    topology: Graphs = None,
-    seeds: Seeds = None,
-    settings: Settings = None,
-    out: Out = Path("runs"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    exchange: OnWhich = "auto",
+    preset: common.PresetName = "quickstart",
+    method: common.Methods = None,
+    agents: common.Numbers = None,
+    topology: common.Graphs = None,
+    seeds: common.Seeds = None,
+    settings: common.Settings = None,
+    out: common.Out = Path("runs"),
+    device: common.Device = "auto",
+    exchange: common.Exchange = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Only go on with runs that were begun; start none.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")] = False,
+    again: common.Again = False,
     mu: Annotated[bool, typer.Option("--mu", help="Measure how much of the gradient the free space keeps.")] = False,
     tensorboard: Boards = False,
     tensorboard_to: BoardsTo = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    as_json: AsJson = False,
+    quiet: common.Quiet = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Train, then show what was learned, what was forgotten and what was sent. Comma lists make a grid.
 
@@ -66,37 +52,20 @@ def run(
     from codecl.runs.build import device_of
     from codecl.runs.config import grid
 
-    board = _board_folders(tensorboard, tensorboard_to)
+    boards = tensorboard or tensorboard_to is not None
+    if boards:
+        from codecl.report.tensorboard import check
+
+        check()
     with joined(exchange, device_of(device)) as ranks:
         wanted = list(grid(preset, method, agents, topology, seeds, settings or []))
-        console = main_console(as_json, ranks)
-        progress = main_console(True, ranks) if as_json else console
-        options = RunOptions(out, device, ranks, quiet, progress, resume, again, mu)
-        outcome = run_all(wanted, options._replace(board=board if ranks.is_main else None))
+        console = common.console_for(as_json, ranks.is_main)
+        options = RunOptions(out, device, ranks, quiet, console, resume, again, mu)
+        outcome = run_all(wanted, options._replace(boards=boards and ranks.is_main, boards_to=tensorboard_to))
     if ranks.is_main:
         show_results(console, outcome.results, as_json)
     if outcome.failure:
         raise typer.Exit(outcome.failure.exit_code)
-
-
-def main_console(to_stderr: bool, ranks: "Ranks") -> "Console":
-    """A console that is silent where another rank prints."""
-    console = console_for(to_stderr)
-    if not ranks.is_main:
-        console.quiet = True
-        warnings.simplefilter("ignore")
-    return console
-
-
-def _board_folders(wanted: bool, to: Path | None) -> Callable[[Path], Path] | None:
-    if not wanted and to is None:
-        return None
-    from functools import partial
-
-    from codecl.report import tensorboard
-
-    tensorboard.check()
-    return partial(tensorboard.folder_of, boards=to)
 
 
 class RunOptions(NamedTuple):
@@ -111,12 +80,11 @@ class RunOptions(NamedTuple):
     again: bool = False
     mu: bool = False  # measured beside training
     after: Path | None = None  # a finished run to go on from
-    board: Callable[[Path], Path] | None = None  # where the TensorBoard of a run folder goes
+    boards: bool = False  # on TensorBoard too,
+    boards_to: Path | None = None  # under this folder; None: in the run's own
 
 
 class Outcome(NamedTuple):
-    """How a grid ended."""
-
     results: list["Result"]
     failure: RunFailed | None  # the last
 
@@ -133,7 +101,9 @@ def run_all(configs: list["RunConfig"], options: RunOptions) -> Outcome:
     failure: RunFailed | None = None
     for number, config in enumerate(configs, 1):
         if not options.quiet:
-            _announce(options.console, config, number, len(configs))
+            many = f"[{number}/{len(configs)}] " if len(configs) > 1 else ""
+            about = f"{config.method.name}, {config.agents} agents on {config.topology.name}, seed {config.seed}"
+            options.console.print(f"{many}{config.preset}: {about}", markup=False, highlight=False)
         try:
             results.append(run_one(config, options, load))
         except RunFailed as error:
@@ -154,11 +124,12 @@ def check_all(configs: list["RunConfig"], options: RunOptions, load: "LoadTasks"
     for config in configs:
         options.ranks.check(config.agents)
         if options.resume and options.ranks.is_main:
-            folder, way = _folder(config, options.out), "leave --resume out to start this run"
+            folder = _folder(config, options.out)
             if options.again:
                 raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
             if not _begun(folder):
-                raise ConfigError(f"--resume: {folder} holds no checkpoint to go on from; {way}")
+                why = "holds no checkpoint to go on from; leave --resume out to start this run"
+                raise ConfigError(f"--resume: {folder} {why}")
     if len(configs) == 1:
         return
     for config in configs:
@@ -176,14 +147,16 @@ def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Res
     """Run, and show how it goes; a run that is complete already is shown without a look at its data."""
     from codecl import api
 
-    board = options.board(_folder(config, options.out)) if options.board else None
+    board = None
+    if options.boards:
+        from codecl.report import tensorboard
+
+        board = tensorboard.folder_of(_folder(config, options.out), options.boards_to)
     done = None if options.again else api.recorded(config, options.out, options.ranks)
     if done is None:
         return _train(config, options, load(config), board)
     if board is not None:
-        from codecl.report.tensorboard import write
-
-        write(done.folder, board)
+        tensorboard.write(done.folder, board)
     if not options.quiet:
         options.console.print(f"  complete already, not repeated (--again repeats): {done.folder}", highlight=False)
     return done
@@ -191,26 +164,21 @@ def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Res
 
 def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board: Path | None) -> "Result":
     from codecl import api
-    from codecl.cli.live import boarding, training
+    from codecl.cli.live import training
 
     folder, console = _folder(config, options.out), options.console
     try:
-        with training(console, config, folder, options.quiet) as shown, boarding(board, folder, shown) as on_event:
-            given: dict[str, Any] = {
-                "out": options.out,
-                "again": options.again,
-                "after": options.after,
-                "mu": options.mu,
-            }
-            given |= {"device": options.device, "exchange": options.ranks.name}
-            return api.run(config, on_event=on_event, tasks=tasks, **given)
+        with training(console, config, folder, options.quiet, board) as on_event:
+            given: dict[str, Any] = {"again": options.again, "after": options.after, "mu": options.mu}
+            where: dict[str, Any] = {"out": options.out, "device": options.device, "exchange": options.ranks.name}
+            return api.run(config, on_event=on_event, tasks=tasks, **where, **given)
     except KeyboardInterrupt:
         some = f"events, metrics and model of the finished tasks are in {folder}"
         kept = some if folder.exists() else "nothing to keep"
         then = "goes on from the last checkpoint" if _begun(folder) else "starts it again"
         if not console.quiet:
             print(f"codecl: interrupted; {kept}; the same command {then}", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(common.INTERRUPTED)
 
 
 def _folder(config: "RunConfig", out: Path) -> Path:
@@ -219,15 +187,9 @@ def _folder(config: "RunConfig", out: Path) -> Path:
     return folder_of(config, out)
 
 
-def _announce(console: "Console", config: "RunConfig", number: int, count: int) -> None:
-    many = f"[{number}/{count}] " if count > 1 else ""
-    where = f"{config.agents} agents on {config.topology.name}, seed {config.seed}"
-    console.print(f"{many}{config.preset}: {config.method.name}, {where}", markup=False, highlight=False)
-
-
 def show_results(console: "Console", results: list["Result"], as_json: bool) -> None:
     """What came out of runs, and the exit code that tells of degraded ones."""
-    from codecl.report.gather import scores_of
+    from codecl.report.configurations import scores_of
 
     runs = [scores_of(result.folder) for result in results]
     if as_json:

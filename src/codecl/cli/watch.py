@@ -11,7 +11,6 @@ from codecl.cli.common import app, console_for
 from codecl.errors import CodeclError, DataError
 
 if TYPE_CHECKING:
-    from codecl.runs.config import RunConfig
     from codecl.runs.follow import Follower
 
 EVERY_S = 0.5
@@ -59,29 +58,24 @@ def _wait(follower: "Follower") -> None:
 
 def go_on(folder: Path) -> str:
     """What to type to go on with a run, where the folder tells and it gives this very run; otherwise words."""
+    from codecl.report.configurations import changed
+    from codecl.runs.config import grid
     from codecl.runs.reader import read_config
     from codecl.runs.writer import folder_of
 
     same = "the command that started it goes on where it stopped"
     try:
         config = read_config(folder)
-        command, made = _command(config, folder.parents[1])
+        out = folder.parents[1]
+        settings = [f"{field}={value}" for field, value in changed(config).items()]
+        names = (config.method.name, str(config.agents), config.topology.name, str(config.seed))
+        (made,) = grid(config.preset, *names, settings)
     except (CodeclError, IndexError):
         return same
-    if made.decisive() != config.decisive() or folder_of(made, folder.parents[1]) != folder:
+    if made.decisive() != config.decisive() or folder_of(made, out) != folder:
         return same
-    return f"go on with `{shlex.join(command)}`"
-
-
-def _command(config: "RunConfig", out: Path) -> tuple[list[str], "RunConfig"]:
-    """The command of a config, and the config that the command gives."""
-    from codecl.report.configurations import changed
-    from codecl.runs.config import grid
-
-    settings = [f"{field}={value}" for field, value in changed(config).items()]
-    names = (config.method.name, str(config.agents), config.topology.name, str(config.seed))
-    (made,) = grid(config.preset, *names, settings)
     options = [*zip(("--method", "--agents", "--topology", "--seeds"), names, strict=True)]
     options += [("--set", setting) for setting in settings]
-    elsewhere = ["--out", str(out)] if out != Path("runs") else []
-    return ["codecl", "run", config.preset, *(word for option in options for word in option), *elsewhere], made
+    options += [("--out", str(out))] if out != Path("runs") else []
+    command = ["codecl", "run", config.preset, *(word for option in options for word in option)]
+    return f"go on with `{shlex.join(command)}`"

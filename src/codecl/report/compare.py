@@ -4,14 +4,13 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import Score
-from codecl.report.formats import Column, Sheet
-from codecl.report.gather import finished
-from codecl.report.units import spread_of_bytes
+from codecl.report.configurations import Score, finished, ms_per_step
+from codecl.report.formats import Column, Sheet, spread_of_bytes, with_spread
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
 from codecl.runs.reader import Run, read_config
@@ -27,6 +26,7 @@ MAX_CHANGE = 100  # letters of a config's difference
 Verdict = Literal["equal", "more", "less", "no difference seen", "one seed: cannot say", "not known"]
 BySeed = Mapping[int, float]
 Value = Callable[[Metrics], float | None]
+Text = Callable[[float, float | None], str]  # of a value and its spread
 
 
 class Difference(NamedTuple):
@@ -97,16 +97,11 @@ class Side(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """Something that runs have one value of."""
+    """Something that runs have one value of, compared."""
 
     key: str
     title: str
-    value: Value
-    text: Callable[[float, float | None], str]  # of a value and its spread
-
-
-class ComparedQuantity(NamedTuple):
-    quantity: Quantity
+    text: Text
     difference: Difference
 
 
@@ -114,19 +109,16 @@ class Comparison(NamedTuple):
     a: Side
     b: Side
     config: Sequence[str]  # fields that differ, `field: a, b`
-    quantities: Sequence[ComparedQuantity]
+    quantities: Sequence[Quantity]
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    left, right = side("A", a), side("B", b)
+    left = side("A", a)
+    right = side("B", b)
     changes = [text for text in config_difference(left.config, right.config) if not text.startswith("seed: ")]
     if left.exchange != right.exchange:
         changes.append(f"exchange: {left.exchange}, {right.exchange}")
-    compared = [
-        ComparedQuantity(quantity, difference(left.values(quantity.value), right.values(quantity.value)))
-        for quantity in quantities(min(left.tasks, right.tasks), left.tasks == right.tasks)
-    ]
-    return Comparison(left, right, changes, compared)
+    return Comparison(left, right, changes, quantities(left, right))
 
 
 def side(name: str, path: Path) -> Side:
@@ -141,58 +133,45 @@ def side(name: str, path: Path) -> Side:
         names = list(map(str, firsts.values()))
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         raise ConfigError(f"{name}: {path} holds {len(names)} configurations ({shown}); give one of them")
-    return Side(path, configs[0], exchanges[0], _by_seed(name, runs))
-
-
-def _by_seed(name: str, runs: Sequence[Run]) -> dict[int, Metrics]:
-    out: dict[int, Run] = {}
+    by_seed: dict[int, Run] = {}
     for run in runs:
         seed = run.metrics.seed
-        if seed in out:
-            raise ConfigError(f"{name}: seed {seed} is there twice ({out[seed].folder}, {run.folder}); leave one out")
-        out[seed] = run
-    return {seed: run.metrics for seed, run in out.items()}
+        before = by_seed.setdefault(seed, run)
+        if before is not run:
+            raise ConfigError(f"{name}: seed {seed} is there twice ({before.folder}, {run.folder}); leave one out")
+    return Side(path, configs[0], exchanges[0], {seed: run.metrics for seed, run in by_seed.items()})
 
 
-def quantities(tasks: int, same: bool) -> list[Quantity]:
-    """What is compared, with so many tasks at both sides; scores over all tasks where both have the `same` number."""
+def quantities(a: Side, b: Side) -> list[Quantity]:
+    """Scores over all tasks where both sides have as many, the time of a step, and the tasks that both have."""
+    tasks = min(a.tasks, b.tasks)
 
-    def complete(value: Value) -> Value:
-        """Of runs that finished all tasks."""
-        return lambda run: value(run) if len(run.accuracy_matrix) == tasks else None
+    def compared(key: str, title: str, value: Value, text: Text = with_spread) -> Quantity:
+        return Quantity(key, title, text, difference(a.values(value), b.values(value)))
 
-    over_all = [
-        Quantity("acc", "ACC %", complete(lambda run: run.acc), _plain),
-        Quantity("bwt", "BWT %", complete(lambda run: run.bwt), _plain),
-        Quantity("cc", "cc", complete(lambda run: run.traffic.cc), _plain),
-        Quantity("cc_reference", "cc_reference", complete(lambda run: run.traffic.cc_reference), _plain),
-        Quantity("train_bytes", "train bytes", complete(lambda run: run.traffic.train_bytes), spread_of_bytes),
-        Quantity("boundary_bytes", "boundary bytes", complete(lambda run: run.traffic.boundary_bytes), spread_of_bytes),
-        Quantity("consensus_error", "consensus error", complete(_consensus), _rough),
+    def over_all(key: str, title: str, value: Value, text: Text = with_spread) -> Quantity:
+        return compared(key, title, lambda run: value(run) if len(run.accuracy_matrix) == tasks else None, text)
+
+    scores = [
+        over_all("acc", "ACC %", lambda run: run.acc),
+        over_all("bwt", "BWT %", lambda run: run.bwt),
+        over_all("cc", "cc", lambda run: run.traffic.cc),
+        over_all("cc_reference", "cc_reference", lambda run: run.traffic.cc_reference),
+        over_all("train_bytes", "train bytes", lambda run: run.traffic.train_bytes, spread_of_bytes),
+        over_all("boundary_bytes", "boundary bytes", lambda run: run.traffic.boundary_bytes, spread_of_bytes),
+        over_all("consensus_error", "consensus error", _consensus, partial(with_spread, digits=".1g")),
     ]
-    pace = Quantity("ms_per_iteration", "ms a step", lambda run: run.timing.ms_per_iteration, _plain)
-    ends = [Quantity(f"accuracy_{task + 1}", f"task {task + 1} %", _accuracy(task), _plain) for task in range(tasks)]
-    return [*(over_all if same else []), pace, *ends]
+    pace = compared("ms_per_iteration", "ms a step", ms_per_step)
+    ends = [compared(f"accuracy_{n}", f"task {n} %", partial(_accuracy, n - 1)) for n in range(1, tasks + 1)]
+    return [*(scores if a.tasks == b.tasks else []), pace, *ends]
 
 
-def _plain(value: float, spread: float | None) -> str:
-    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
-
-
-def _rough(value: float, spread: float | None) -> str:
-    return f"{value:.1g}" if spread is None else f"{value:.1g} ± {spread:.1g}"
-
-
-def _accuracy(task: int) -> Value:
+def _accuracy(task: int, run: Metrics) -> float | None:
     """Of a task at the end; of tasks that stand alone, when its own training ended."""
-
-    def value(run: Metrics) -> float | None:
-        matrix = run.accuracy_matrix
-        if task >= len(matrix):
-            return None
-        return matrix[task if run.each_task_alone else -1][task]
-
-    return value
+    matrix = run.accuracy_matrix
+    if task >= len(matrix):
+        return None
+    return matrix[task if run.each_task_alone else -1][task]
 
 
 def _consensus(run: Metrics) -> float | None:
@@ -230,43 +209,34 @@ def sheet(comparison: Comparison) -> Sheet:
     ways = {row.difference.way for row in rows}
     note = NOTE.format(ways="; ".join(words for way, words in WAYS.items() if way in ways))
     columns = [
-        Column("", [row.quantity.title for row in rows], words=True, fold=True),
-        Column("A", [_score(row.difference.a, row.quantity) for row in rows]),
-        Column("B", [_score(row.difference.b, row.quantity) for row in rows]),
+        Column("", [row.title for row in rows], words=True, fold=True),
+        Column("A", [_score(row, row.difference.a) for row in rows]),
+        Column("B", [_score(row, row.difference.b) for row in rows]),
         Column("B − A", [_change(row) for row in rows]),
         Column("verdict", [row.difference.verdict for row in rows], words=True, fold=True),
     ]
     return Sheet("", columns, note if ways & set(WAYS) else "", [_record(row) for row in rows])
 
 
-def _score(score: Score, quantity: Quantity) -> str:
-    return "-" if score.mean is None else quantity.text(score.mean, score.std)
+def _score(row: Quantity, score: Score) -> str:
+    return "-" if score.mean is None else row.text(score.mean, score.std)
 
 
-def _change(row: ComparedQuantity) -> str:
+def _change(row: Quantity) -> str:
     """The difference, and how far its interval reaches to each side."""
     mean, low, high = row.difference.mean, row.difference.low, row.difference.high
     if mean is None:
         return "-"
     reach = (high - low) / 2 if row.difference.way and low is not None and high is not None else None
-    return ("+" if mean > 0 else "") + row.quantity.text(mean, reach)
+    return ("+" if mean > 0 else "") + row.text(mean, reach)
 
 
-def _record(row: ComparedQuantity) -> dict[str, Any]:
+def _record(row: Quantity) -> dict[str, Any]:
     """A row for machines: every number as it is."""
     apart = row.difference
-    return {
-        "metric": row.quantity.key,
-        "a": apart.a.mean,
-        "a_std": apart.a.std,
-        "b": apart.b.mean,
-        "b_std": apart.b.std,
-        "difference": apart.mean,
-        "low": apart.low,
-        "high": apart.high,
-        "interval": apart.way,
-        "verdict": apart.verdict,
-    }
+    sides = {"a": apart.a.mean, "a_std": apart.a.std, "b": apart.b.mean, "b_std": apart.b.std}
+    interval = {"difference": apart.mean, "low": apart.low, "high": apart.high, "interval": apart.way}
+    return {"metric": row.key, **sides, **interval, "verdict": apart.verdict}
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:

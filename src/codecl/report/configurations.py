@@ -1,4 +1,5 @@
-"""Runs that differ in their seed alone -> a configuration: its name, its variant in words, its scores over seeds."""
+"""Run folders -> runs, ended or not, in the order in which they are shown; what cannot be used is said. Runs that
+differ in their seed alone -> a configuration: its name, its variant in words, its scores over seeds."""
 
 import json
 import os
@@ -7,13 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, DataError
 from codecl.methods import METHODS
+from codecl.report.formats import with_spread
+from codecl.runs import reader
 from codecl.runs.config import RunConfig, flat, preset, resolve
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 from codecl.train.events import TaskOpened
 
+MARKS = ("metrics.json", "events.jsonl", "config.yaml")
 MAX_VARIANT = 40  # letters
 # fields that have columns of their own, are longer than words can be, or are an agent's own
 NOT_SAID: Any = {
@@ -22,6 +26,66 @@ NOT_SAID: Any = {
     "topology": {"name", "edges"},
     "data": {"local_path"},
 }
+
+
+class Refused(NamedTuple):
+    """A folder that cannot be used, and why, in a plain sentence."""
+
+    folder: Path
+    why: str
+
+    @classmethod
+    def of(cls, folder: Path, error: DataError) -> "Refused":
+        return cls(folder, str(error).removeprefix(f"{folder}: "))
+
+
+class Gathered(NamedTuple):
+    runs: Sequence[Run]
+    refused: Sequence[Refused]
+
+
+def gather(paths: Sequence[Path]) -> Gathered:
+    """The runs at or under these paths; DataError where there is not one."""
+    folders: dict[Path, None] = {}
+    refused: list[Refused] = []
+    runs: list[Run] = []
+    for path in paths:
+        try:
+            folders |= dict.fromkeys(reader.find_runs([path], MARKS))
+        except DataError as error:
+            refused.append(Refused.of(path, error))
+    for folder in folders:
+        try:
+            runs.append(reader.read_run(folder))
+        except DataError as error:
+            refused.append(Refused.of(folder, error))
+    if not runs and not refused:
+        raise DataError(f"{', '.join(map(str, paths)) or 'paths'}: no runs in it")
+    if not runs:
+        others = f"; nor can {len(refused) - 1} more be used" if len(refused) > 1 else ""
+        raise DataError(f"{refused[0].folder}: {refused[0].why}{others}")
+    return Gathered(sorted(reader.as_fleets(runs), key=_order), refused)
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    """codec first, its opponents after it, methods of a user's own last; few agents before many."""
+    labels = run.metrics
+    place = list(METHODS).index(labels.method) if labels.method in METHODS else len(METHODS)
+    return labels.benchmark, place, labels.method, labels.topology, labels.agents
+
+
+def finished(paths: Sequence[Path]) -> list[Run]:
+    """The runs at or under these paths that have metrics, without their events; DataError for one that is broken."""
+    return reader.as_fleets([scores_of(folder) for folder in reader.find_runs(paths)])
+
+
+def scores_of(folder: Path) -> Run:
+    """A run that ended, without its events."""
+    try:
+        config = reader.read_config(folder)
+    except DataError:  # its scores can be shown without it
+        config = None
+    return Run(folder, reader.read_metrics(folder), (), config, ())
 
 
 class Score(NamedTuple):
@@ -37,9 +101,7 @@ class Score(NamedTuple):
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
-        if self.mean is None:
-            return "-"
-        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
+        return "-" if self.mean is None else with_spread(self.mean, self.std)
 
 
 class Configuration(NamedTuple):
@@ -66,6 +128,10 @@ class Configuration(NamedTuple):
         return Score.of([known for run in self.runs if (known := value(run.metrics)) is not None])
 
 
+def ms_per_step(run: Metrics) -> float | None:
+    return run.timing.ms_per_iteration
+
+
 def group(runs: Sequence[Run]) -> list[Configuration]:
     """The configurations of some runs, in the order of their first runs."""
     groups: dict[tuple[Path, str, str | None], list[Run]] = {}
@@ -83,9 +149,11 @@ def _names(firsts: Sequence[Run], variants: Sequence[str]) -> list[str]:
     several = len({run.benchmark for run in metrics}) > 1
     names = [f"{f'{m.benchmark}: ' if several else ''}{m.method} · {m.topology} {m.agents}" for m in metrics]
     states = ["" if run.status == "complete" else f" ({run.status})" for run in metrics]
-    places = _relative([run.folder.parent.parent for run in firsts])
+    places = [run.folder.parent.parent.resolve() for run in firsts]
+    top = os.path.commonpath(places) if places else ""  # holds them all
+    relative = [str(place.relative_to(top)) for place in places]
     folders = [run.folder.parent.name for run in firsts]
-    for words in (variants, places, folders, list(map(str, range(1, len(firsts) + 1)))):
+    for words in (variants, relative, folders, list(map(str, range(1, len(firsts) + 1)))):
         names = _distinguished(names, states, words)
     return [name + state for name, state in zip(names, states, strict=True)]
 
@@ -99,13 +167,6 @@ def _distinguished(names: Sequence[str], states: Sequence[str], words: Sequence[
         f"{name}, {word}" if word and len(alike[name, state]) > 1 else name
         for name, state, word in zip(names, states, words, strict=True)
     ]
-
-
-def _relative(places: Sequence[Path]) -> list[str]:
-    """Folders as seen from the one that holds them all."""
-    resolved = [place.resolve() for place in places]
-    top = Path(os.path.commonpath(resolved)) if resolved else Path()
-    return [str(place.relative_to(top)) for place in resolved]
 
 
 def common_tasks(configurations: Sequence[Configuration]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A sheet of results -> text, Markdown, LaTeX, CSV."""
+"""Results for people: a sheet as text, Markdown, LaTeX or CSV; bytes and seconds in words."""
 
 import csv
 import io
@@ -14,6 +14,7 @@ from rich.text import Text
 from codecl.errors import ConfigError
 
 MAX_WIDTH = 1000  # more than any table's
+UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Column(NamedTuple):
@@ -95,7 +96,7 @@ def latex(sheet: Sheet) -> str:
         "\\toprule",
         f"{head} \\\\",
         "\\midrule",
-        *(f"{' & '.join(_latex_cells(sheet, cells))} \\\\" for cells in sheet.lines()),
+        *(f"{' & '.join(map(_latex_cell, sheet.columns, cells))} \\\\" for cells in sheet.lines()),
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -104,11 +105,10 @@ def latex(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_cells(sheet: Sheet, cells: Sequence[str]) -> Iterable[str]:
-    """Cells with a true minus sign before numbers."""
-    for column, cell in zip(sheet.columns, cells, strict=True):
-        text = cell.translate(ESCAPES)
-        yield text if column.words else re.sub(r"([+-])(?=\d)", r"$\1$", text)
+def _latex_cell(column: Column, cell: str) -> str:
+    """With a true minus sign before a number."""
+    text = cell.translate(ESCAPES)
+    return text if column.words else re.sub(r"([+-])(?=\d)", r"$\1$", text)
 
 
 def comma_separated(sheet: Sheet) -> str:
@@ -128,3 +128,47 @@ def writer(name: str | None) -> Callable[[Sheet], str] | None:
     if name is not None and name != "text" and name not in PLAIN:
         raise ConfigError(f"--format: {name!r} is not one of {', '.join(('text', *PLAIN))}")
     return PLAIN.get(name or "")
+
+
+def size(count: float) -> str:
+    """Bytes."""
+    for unit in UNITS[:-1]:
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def unit_for(largest: float) -> tuple[str, int]:
+    """The unit in which so many bytes are a number below 1000, and its power of 1000."""
+    power = 0
+    while largest >= 999.5 and power < len(UNITS) - 1:
+        largest, power = largest / 1000, power + 1
+    return UNITS[power], power
+
+
+def with_spread(value: float, spread: float | None, digits: str = ".2f") -> str:
+    return format(value, digits) if spread is None else f"{value:{digits}} ± {spread:{digits}}"
+
+
+def spread_of_bytes(count: float, spread: float | None) -> str:
+    """Bytes and their spread in one unit: `842 ± 24.7 MB`."""
+    unit, power = unit_for(max(abs(count), spread or 0.0))
+
+    def scaled(value: float) -> str:
+        value /= 1000**power
+        digits = 2 if abs(value) < 9.995 else 1
+        return f"{value:.0f}" if power == 0 or abs(value) >= 99.95 else f"{value:.{digits}f}"
+
+    both = scaled(count) if spread is None else f"{scaled(count)} ± {scaled(spread)}"
+    return f"{both} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, in one or two units."""
+    count = round(seconds)
+    for length, unit, smaller, its_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if count >= length:
+            rest = count % length // smaller
+            return f"{count // length} {unit}" + (f" {rest} {its_unit}" if rest else "")
+    return f"{count} s"

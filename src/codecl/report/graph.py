@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from codecl.report.figures.figure import Network, Number
-from codecl.report.units import size
+from codecl.report.figures import Network, Number
+from codecl.report.formats import size
 
 Point = tuple[float, float]
 AGENT, LINK, INK = "#0072B2", "#7aa6c2", "#222222"
 POINTS = 155  # of paper in a unit of the places, about
 BEND = 0.25
 MAX_NAMED = 24  # links; the numbers of more would hide each other
-TRIES = (0.5, 0.36, 0.64, 0.26, 0.74)  # where on a link its number may stand
+TRIES = (0.5, 0.36, 0.64, 0.26, 0.74)  # where on a link its number may stand, if no other does
 
 
 class Link(NamedTuple):
@@ -39,8 +39,12 @@ def draw_network(axes: Axes, figure: Network) -> None:
         bend = _bend(figure, link, across / 2 / POINTS)
         _draw(axes, ends, bend, across, 0.8 + 2.4 * (link.bytes or 0) / (max(known, default=0) or 1), link.both)
         if named and link.bytes is not None:
-            said.append(_free_place(ends, bend, said))
-            _say(axes, said[-1], size(link.bytes))
+            tried = [_on(ends, bend, share) for share in TRIES]
+            free = [at for at in tried if all(dist(at, other) > 0.24 for other in said)]
+            said.append((free or tried)[0])
+            look: dict[str, Any] = {"ha": "center", "va": "center", "size": 7.5, "color": INK, "zorder": 2}
+            behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
+            axes.text(*said[-1], size(link.bytes), bbox=behind, **look)
     if known and not named:
         low, high = size(min(known)), size(max(known))
         text = f"each link carries {low}" if low == high else f"links carry {low} to {high}"
@@ -105,14 +109,3 @@ def _on(ends: tuple[Point, Point], bend: float, share: float) -> Point:
     cx, cy = (ax + bx) / 2 + bend * (by - ay), (ay + by) / 2 - bend * (bx - ax)
     first, between, last = (1 - share) ** 2, 2 * share * (1 - share), share**2
     return first * ax + between * cx + last * bx, first * ay + between * cy + last * by
-
-
-def _free_place(ends: tuple[Point, Point], bend: float, said: Sequence[Point]) -> Point:
-    """Where on a link no other number stands; the middle if there is no such place."""
-    tried = [_on(ends, bend, share) for share in TRIES]
-    return next((at for at in tried if all(dist(at, other) > 0.24 for other in said)), tried[0])
-
-
-def _say(axes: Axes, at: Point, text: str) -> None:
-    behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
-    axes.text(*at, text, ha="center", va="center", size=7.5, color=INK, bbox=behind, zorder=2)

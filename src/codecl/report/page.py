@@ -1,24 +1,33 @@
-"""The report as one HTML file that needs nothing else: no network, no other files."""
+"""Gathered runs -> a report: one HTML file that needs no network and no other files, and each figure as files."""
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from importlib import resources
-from itertools import count
+from itertools import chain, count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from codecl.report.figures.figure import Bars, Lines, Section
+from codecl import __version__
+from codecl.errors import ConfigError
+from codecl.files import write_text
+from codecl.report.configurations import Configuration, Gathered, Refused, group
+from codecl.report.figures import Bars, Figure, Lines, Section, epochs, learned, numbers, sending
 from codecl.report.formats import Sheet
-from codecl.report.gather import Refused
+from codecl.report.tables import in_paper, results
+from codecl.runs.reader import Run
 
 DIGITS = 6  # of a number on the page; the CSV files have all of them
-STYLES = ("page.css",)
+MAX_NAME = 60  # letters of a configuration in a file's name
 SCRIPTS = ("echarts.min.js", "common.js", "curves.js", "maps.js", "page.js")
+Draw = Callable[[Sequence[Configuration]], Mapping[str, Figure | None]]
 
 
 class RecordedSeeds(NamedTuple):
@@ -40,16 +49,103 @@ class Page(NamedTuple):
     runs: Sequence[RecordedSeeds] = ()
 
 
+def write(gathered: Gathered, out: Path, beside_paper: bool | None, with_figures: bool) -> int:
+    """report.html and so many figures in `out`, whose other files stay. `beside_paper` None: where the paper has a
+    preset."""
+    made = page_of(gathered, beside_paper, datetime.now())
+    figures = dict(named(made.sections)) if with_figures else {}
+    try:
+        write_text(out / "report.html", render(made))
+        if figures:
+            from codecl.report import pictures  # matplotlib: a second that the page alone does not need
+
+            (out / "figures").mkdir(exist_ok=True)
+            for name, figure in figures.items():
+                pictures.write(figure, out / "figures" / name)
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from error
+    return len(figures)
+
+
+def page_of(gathered: Gathered, beside_paper: bool | None, now: datetime) -> Page:
+    presets = list(dict.fromkeys(run.metrics.benchmark for run in gathered.runs))
+    if beside_paper is None:
+        beside_paper = any(map(in_paper, presets))
+    seeds: dict[tuple[str, str], list[str]] = {}
+    for run in gathered.runs:
+        seeds.setdefault((str(run.folder.parent), run.metrics.status), []).append(str(run.metrics.seed))
+    return Page(
+        f"codecl: {', '.join(presets)}",
+        f"{now:%Y-%m-%d %H:%M}, codecl {__version__}",
+        results(gathered.runs, beside_paper),
+        sections(gathered.runs),
+        gathered.refused,
+        [RecordedSeeds(*place, ", ".join(of_place)) for place, of_place in seeds.items()],
+    )
+
+
+def each(draw: Callable[[Configuration], Figure | None]) -> Draw:
+    """A figure a configuration, of which a reader chooses."""
+    return lambda configurations: {configuration.name: draw(configuration) for configuration in configurations}
+
+
+def together(draw: Callable[[Sequence[Configuration]], Figure | None]) -> Draw:
+    return lambda configurations: {"": draw(configurations)}
+
+
+SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
+    "Forgetting": each(learned.forgetting),
+    "Mean accuracy": together(learned.mean),
+    "Accuracy matrix": each(learned.matrix),
+    "Compression": together(sending.compression),
+    "Consensus error": together(epochs.consensus),
+    "Training loss": together(epochs.loss),
+    "Free space": each(learned.free),
+    "Network": each(sending.network),
+    "Traffic": together(sending.amount),
+    "Time": together(sending.time),
+    "How much of the gradient is left": together(epochs.mu),
+}
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """Those that have something to show."""
+    configurations = group(runs)
+    out = []
+    for title, draw in SECTIONS.items():
+        drawn = draw(configurations).items()
+        figures = {name: figure for name, figure in drawn if figure and numbers(figure).rows}
+        if figures:
+            key = next(iter(figures.values())).key
+            out.append(Section(key, title, figures))
+    return out
+
+
+def named(sections: Iterable[Section]) -> Iterable[tuple[str, Figure]]:
+    """Each figure with the name of its files: <key>, or <key>--<configuration> where there is a choice. Law: no two
+    have the same."""
+    taken: set[str] = set()
+    for section in sections:
+        for of, figure in section.figures.items():
+            slug = re.sub(r"[^a-z0-9]+", "-", of.lower())[:MAX_NAME].strip("-")
+            first = f"{figure.key}--{slug}" if len(section.figures) > 1 else figure.key
+            names = chain([first], (f"{first}-{number}" for number in count(2)))
+            name = next(name for name in names if name not in taken)
+            taken.add(name)
+            yield name, figure
+
+
 def render(page: Page) -> str:
     """The page as HTML; equal pages give equal text."""
     shown = [section for section in page.sections if section.figures]
-    return _template().render(
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(asset("page.html")).render(
         page=page,
         sections=shown,
         context=context(page.results),
         sizes=[max(len(cell) for cell in (column.title, *column.cells)) for column in page.results.columns],
         data=Markup(embed({"sections": _data(shown)})),
-        styles=[Markup(asset(name)) for name in STYLES],
+        style=Markup(asset("page.css")),
         scripts=[Markup(asset(name)) for name in SCRIPTS],
     )
 
@@ -76,12 +172,13 @@ def embed(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     match value:
-        case bool() | str() | None:
+        case bool() | str() | int() | None:
             return value
-        case int():
-            return int(value)
         case float():
-            return _short(value) if math.isfinite(value) else None
+            if not math.isfinite(value):
+                return None
+            rounded = float(f"{value:.{DIGITS}g}")
+            return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
         case Mapping():
             return {str(key): _plain(item) for key, item in value.items()}
         case tuple() if hasattr(value, "_asdict"):
@@ -89,11 +186,6 @@ def _plain(value: Any) -> Any:
         case Iterable():
             return [_plain(item) for item in value]
     return _plain(value.item())  # a number of numpy's or torch's
-
-
-def _short(value: float) -> float | int:
-    rounded = float(f"{value:.{DIGITS}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
 
 
 def _data(sections: Sequence[Section]) -> list[dict[str, Any]]:
@@ -114,10 +206,12 @@ def _data(sections: Sequence[Section]) -> list[dict[str, Any]]:
 def colours(sections: Sequence[Section]) -> dict[str, dict[str, int]]:
     """For each section, the colour of each series by its place in the palette. A name that several sections use (that
     of a configuration) has the same in all of them; others take what is left in their own section."""
-    used = {section.key: _names(section) for section in sections}
-    sections_with = Counter(name for names in used.values() for name in names)
+    sections_with: Counter[str] = Counter()
+    for section in sections:
+        choices = [name for name in section.figures if name]
+        sections_with.update(dict.fromkeys([*choices, *_series(section)], 1))
     shared = {name: slot for slot, name in enumerate(name for name, times in sections_with.items() if times > 1)}
-    return {key: _slots(_series(section), shared) for key, section in zip(used, sections, strict=True)}
+    return {section.key: _slots(_series(section), shared) for section in sections}
 
 
 def _slots(names: Sequence[str], shared: Mapping[str, int]) -> dict[str, int]:
@@ -126,20 +220,9 @@ def _slots(names: Sequence[str], shared: Mapping[str, int]) -> dict[str, int]:
     return {name: shared[name] if name in shared else next(free) for name in names}
 
 
-def _names(section: Section) -> list[str]:
-    """Of series and of choices, each once."""
-    return list(dict.fromkeys([*(name for name in section.figures if name), *_series(section)]))
-
-
 def _series(section: Section) -> list[str]:
     figures = [figure for figure in section.figures.values() if isinstance(figure, Lines | Bars)]
     return list(dict.fromkeys(series.name for figure in figures for series in figure.series))
-
-
-@cache
-def _template() -> Any:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(asset("page.html"))
 
 
 @cache

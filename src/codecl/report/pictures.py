@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 
 from codecl.errors import ConfigError
-from codecl.report.figures.figure import Bars, Figure, Heat, Lines, Network, Series, numbers
+from codecl.report.figures import Bars, Figure, Heat, Lines, Network, Series, numbers
 from codecl.report.graph import draw_network
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; when they run out, other dashes
@@ -25,11 +25,9 @@ LOOK: Mapping[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
     "font.size": 9.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "axes.edgecolor": "#888888",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "axes.titlelocation": "left",
     "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
@@ -37,11 +35,7 @@ LOOK: Mapping[Any, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0.0,
-    "ytick.major.size": 0.0,
-    "ytick.minor.size": 0.0,
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size", "ytick.minor.size"), 0.0),
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "legend.handlelength": 2.8,
@@ -108,8 +102,9 @@ def _lines(axes: Axes, figure: Lines) -> None:
     if figure.log:
         axes.set_yscale("log")
     for place, series in enumerate(figure.series):
-        hides = any(_same(series, other) for other in figure.series[:place])
-        _line(axes, series, _style(place, hides), figure.log)
+        hides = any(_same(series, other) for other in figure.series[:place])  # then dashes let the other be seen
+        dashes = DASHES[(place // len(COLOURS) + hides) % len(DASHES)]
+        _line(axes, series, COLOURS[place % len(COLOURS)], dashes, figure.log)
     _marks(axes, figure.marks)
     if figure.log_x:
         places = sorted({x for series in figure.series for x in series.x})
@@ -124,12 +119,6 @@ def _lines(axes: Axes, figure: Lines) -> None:
     _legend(axes, len(figure.series))
 
 
-def _style(place: int, hides: bool) -> tuple[str, Any]:
-    """Colour and dashes of a line; one that lies on another lets it be seen."""
-    dashes = DASHES[(place // len(COLOURS) + hides) % len(DASHES)]
-    return COLOURS[place % len(COLOURS)], dashes
-
-
 def _same(one: Series, other: Series) -> bool:
     """Whether two lines lie on each other nearly everywhere."""
     values = dict(zip(other.x, other.y, strict=True))
@@ -138,8 +127,8 @@ def _same(one: Series, other: Series) -> bool:
     return bool(pairs) and close >= 0.7 * len(pairs)
 
 
-def _line(axes: Axes, series: Series, style: tuple[str, Any], log: bool) -> None:
-    (colour, dashes), dots = style, "o" if len(series.x) <= 25 else ""
+def _line(axes: Axes, series: Series, colour: str, dashes: Any, log: bool) -> None:
+    dots = "o" if len(series.x) <= 25 else ""
     y = [math.nan if value is None else value for value in series.y]
     axes.plot(series.x, y, color=colour, ls=dashes, marker=dots, markersize=3.5, linewidth=1.6, label=series.name)
     if series.std is None:

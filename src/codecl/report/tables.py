@@ -1,17 +1,21 @@
-"""Runs -> tables: a row a configuration, mean ± std over seeds; what was learned beside what is still known."""
+"""Runs -> tables: a row a configuration, mean ± std over seeds, beside the paper's Table 1 as it is printed there;
+what was learned beside what is still known."""
 
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import resources
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
+from codecl.errors import ConfigError
 from codecl.report import formats
-from codecl.report.configurations import Configuration, group, shortened
-from codecl.report.formats import Column, Sheet
-from codecl.report.paper import beside, in_order
-from codecl.report.units import size
+from codecl.report.configurations import Configuration, Score, group, ms_per_step, shortened
+from codecl.report.formats import Column, Sheet, size
+from codecl.runs.config import preset
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 
@@ -19,6 +23,13 @@ NOTE = (
     "Δ: ours − the paper's. CC: counted as the authors do, every head and norm in every message, nothing of what is"
     " sent between tasks (cc_reference). cc: our own, stricter count of all that is sent."
 )
+ORDER = ("stl", "d-ewc", "codec-full", "codec")  # of the methods in the paper; others follow
+OURS: Mapping[str, Callable[[Metrics], float | None]] = {
+    "acc": lambda run: run.acc,
+    "bwt": lambda run: run.bwt,
+    "cc": lambda run: run.traffic.cc_reference,  # counted as the authors do
+}
+Key = tuple[str | None, str, int, str]  # benchmark, topology, agents, method
 
 
 def results(runs: Sequence[Run], paper: bool = False) -> Sheet:
@@ -53,7 +64,7 @@ def _scores(rows: Sequence[Configuration]) -> list[Column]:
     def over_seeds(value: Callable[[Metrics], float | None]) -> list[str]:
         return [str(row.score(value)) for row in rows]
 
-    steps = [row.score(_ms).mean for row in rows]
+    steps = [row.score(ms_per_step).mean for row in rows]
     return [
         Column("ACC %", over_seeds(lambda run: run.acc)),
         Column("BWT %", over_seeds(lambda run: run.bwt)),
@@ -61,10 +72,6 @@ def _scores(rows: Sequence[Configuration]) -> list[Column]:
         Column("cc", over_seeds(lambda run: run.traffic.cc)),
         Column("ms a step", ["-" if ms is None else f"{ms:.2f}" for ms in steps]),
     ]
-
-
-def _ms(run: Metrics) -> float | None:
-    return run.timing.ms_per_iteration
 
 
 def _beside_the_paper(rows: Sequence[Configuration]) -> list[Column]:
@@ -100,20 +107,73 @@ def _record(row: Configuration, paper: bool) -> dict[str, Any]:
         "cc": row.score(lambda run: run.traffic.cc).mean,
         "cc_reference": reference.mean,
         "cc_reference_std": reference.std,
-        "ms_per_iteration": row.score(_ms).mean,
+        "ms_per_iteration": row.score(ms_per_step).mean,
         **(_paper_record(row) if paper else {}),
     }
 
 
 def _paper_record(row: Configuration) -> dict[str, float | None]:
-    pairs = beside(row)
+    acc, bwt, cc = beside(row).values()
+    scores = {"paper_acc": acc.paper.mean, "paper_acc_std": acc.paper.std}
+    scores |= {"paper_bwt": bwt.paper.mean, "paper_bwt_std": bwt.paper.std, "paper_cc": cc.paper.mean}
+    return {**scores, **{f"{name}_difference": pair.difference for name, pair in beside(row).items()}}
+
+
+class Beside(NamedTuple):
+    """A score of ours, the paper's, and ours − the paper's where both tell of the same tasks."""
+
+    ours: Score
+    paper: Score
+    difference: float | None
+
+
+def beside(configuration: Configuration) -> dict[str, Beside]:
+    """acc, bwt and cc of a configuration beside the paper's."""
+    run = configuration.metrics
+    printed = _printed().get((_benchmark(run.benchmark), run.topology, run.agents, run.method), {})
+    out = {}
+    for name, value in OURS.items():
+        ours, paper = configuration.score(value), printed.get(name, Score())
+        difference = None
+        if run.status != "partial" and ours.mean is not None and paper.mean is not None:
+            difference = ours.mean - paper.mean
+        out[name] = Beside(ours, paper, difference)
+    return out
+
+
+def in_order(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """As the paper has them: benchmark, agents, topology, method."""
+
+    def place(configuration: Configuration) -> tuple[str, int, str, int, str]:
+        run = configuration.metrics
+        method = ORDER.index(run.method) if run.method in ORDER else len(ORDER)
+        return run.benchmark, run.agents, run.topology, method, run.method
+
+    return sorted(configurations, key=place)
+
+
+def in_paper(name: str) -> bool:
+    """Whether a preset is one of the paper's."""
+    return _benchmark(name) in {key[0] for key in _printed()}
+
+
+def _benchmark(name: str) -> str | None:
+    """What the paper calls a preset; None for one that is not here."""
+    try:
+        return preset(name).paper
+    except ConfigError:
+        return None
+
+
+@cache
+def _printed() -> dict[Key, dict[str, Score]]:
+    text = (resources.files("codecl") / "report" / "table1.csv").read_text(encoding="utf-8")
     return {
-        "paper_acc": pairs["acc"].paper.mean,
-        "paper_acc_std": pairs["acc"].paper.std,
-        "paper_bwt": pairs["bwt"].paper.mean,
-        "paper_bwt_std": pairs["bwt"].paper.std,
-        "paper_cc": pairs["cc"].paper.mean,
-        **{f"{name}_difference": pair.difference for name, pair in pairs.items()},
+        (line["benchmark"], line["topology"], int(line["agents"]), line["method"]): {
+            name: Score(*(float(text) if text else None for text in (line[name], line.get(f"{name}_std"))))
+            for name in OURS
+        }
+        for line in csv.DictReader(text.splitlines())
     }
 
 

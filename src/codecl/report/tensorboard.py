@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import RunConfig, flat
@@ -20,33 +20,6 @@ OURS = ".codecl"  # ends the names of the files that are written here
 FLUSH_S = 5  # points are on disk after so many seconds
 PLAIN = (bool, int, float, str)  # what a field may be there
 Scalars = dict[str, float | None]
-
-
-class Point(NamedTuple):
-    tag: str
-    value: float
-    step: int  # iterations over the whole run
-
-
-class Points:
-    """Events, one after another -> the points that each adds."""
-
-    def __init__(self) -> None:
-        self.events: list[Recorded] = []
-        self.steps: dict[int, int] = {}  # by task
-
-    def of(self, event: Recorded) -> Iterator[Point]:
-        self.events.append(event)
-        scalars: Scalars = {}
-        if isinstance(event, TaskOpened):
-            scalars = {f"free/{layer}": count for layer, count in event.free.items()}
-        elif isinstance(event, EpochEnded):
-            self.steps[event.task] = event.step
-            scalars = _epoch(event, self.events)
-        elif isinstance(event, Evaluated):
-            scalars = _task_end(event, self.events)
-        step = sum(self.steps.values())
-        return (Point(tag, value, step) for tag, value in scalars.items() if value is not None)
 
 
 def _epoch(epoch: EpochEnded, events: Sequence[Recorded]) -> Scalars:
@@ -91,7 +64,8 @@ class Board:
     def __init__(self, folder: str | Path, recorded: Path | None = None) -> None:
         self.folder = Path(folder)
         self.recorded = recorded
-        self._points = Points()
+        self.events: list[Recorded] = []
+        self.steps: dict[int, int] = {}  # by task
         self._writer: SummaryWriter | None = None
         check()
 
@@ -109,11 +83,20 @@ class Board:
             self.note(event)
 
     def note(self, event: Recorded) -> None:
-        """Draw what an event adds."""
+        """Draw what an event adds, at the iterations of the whole run."""
         writer = self._opened()
-        for point in self._points.of(event):
-            if math.isfinite(point.value):
-                writer.add_scalar(point.tag, point.value, point.step, walltime=event.time)
+        self.events.append(event)
+        scalars: Scalars = {}
+        if isinstance(event, TaskOpened):
+            scalars = {f"free/{layer}": count for layer, count in event.free.items()}
+        elif isinstance(event, EpochEnded):
+            self.steps[event.task] = event.step
+            scalars = _epoch(event, self.events)
+        elif isinstance(event, Evaluated):
+            scalars = _task_end(event, self.events)
+        for tag, value in scalars.items():
+            if value is not None and math.isfinite(value):
+                writer.add_scalar(tag, value, sum(self.steps.values()), walltime=event.time)
 
     def _opened(self) -> "SummaryWriter":
         if self._writer is None:
@@ -127,8 +110,11 @@ class Board:
                 raise ConfigError(f"--tensorboard: {self.folder} cannot be written ({error.strerror})") from error
         return self._writer
 
-    def close(self) -> None:
-        """The config, as text and beside the scores, and the end of the file."""
+    def __enter__(self) -> "Board":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Adds the config, as text and beside the scores, and ends the file."""
         if self._writer is None:
             return
         if self.recorded is not None:
@@ -144,17 +130,11 @@ class Board:
         writer.add_text("config", "\n".join(f"    {line}" for line in config.dump().splitlines()), 0)
         values = flat(config.model_dump(mode="json"))
         fields = {name: value if isinstance(value, PLAIN) else json.dumps(value) for name, value in values.items()}
-        known = {f"score/{name}": score for name, score in _scores(self._points.events).items() if score is not None}
+        known = {f"score/{name}": score for name, score in _scores(self.events).items() if score is not None}
         for summary in hparams(fields, dict.fromkeys(known)):
             writer._get_file_writer().add_summary(summary)
         for tag, score in known.items():
-            writer.add_scalar(tag, score, sum(self._points.steps.values()))
-
-    def __enter__(self) -> "Board":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            writer.add_scalar(tag, score, sum(self.steps.values()))
 
 
 def check() -> None:

@@ -1,12 +1,11 @@
 """Figures over epochs: how far agents are apart, the loss, how much of the gradient is left."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from codecl.report.configurations import Configuration
-from codecl.report.figures.figure import Curve, Lines, Number, Section, Series, finite
-from codecl.runs.reader import Run
+from codecl.report.figures import Curve, Lines, Number, Series, finite
 from codecl.train.events import EpochEnded
 
 FAR = 10  # times as high: then a logarithmic axis
@@ -14,20 +13,17 @@ MAX_POINTS = 400  # of a line; a longer one is thinned
 Value = Callable[[EpochEnded], Number]
 
 
-def consensus(configurations: Sequence[Configuration]) -> Section | None:
-    lines = [line for configuration in configurations for line in _lines(configuration, {"": consensus_error})]
-    return _section(
-        Lines(
-            "consensus",
-            "Consensus error",
-            "How far agents are from their mean after each epoch. With constraints (codec) it falls in each task as"
-            " fast as without (dpsgd): constraints do not hinder the gossip. The paper's Figure 2.",
-            "epoch",
-            "consensus error",
-            lines,
-            log=True,
-            marks=_marks(configurations),
-        )
+def consensus(configurations: Sequence[Configuration]) -> Lines:
+    return Lines(
+        "consensus",
+        "Consensus error",
+        "How far agents are from their mean after each epoch. With constraints (codec) it falls in each task as fast as"
+        " without (dpsgd): constraints do not hinder the gossip. The paper's Figure 2.",
+        "epoch",
+        "consensus error",
+        _lines(configurations, {"": consensus_error}),
+        log=True,
+        marks=_marks(configurations),
     )
 
 
@@ -36,20 +32,18 @@ def consensus_error(epoch: EpochEnded) -> Number:
     return finite(epoch.consensus_error) or None  # 0 has no place on a logarithmic axis
 
 
-def loss(configurations: Sequence[Configuration]) -> Section | None:
-    lines = [line for configuration in configurations for line in _lines(configuration, {"": mean_loss})]
-    return _section(
-        Lines(
-            "loss",
-            "Training loss",
-            "Mean over agents after each epoch. codec and codec-full lie on each other: what codec does not send is"
-            " not missed. The paper's Figure 7.",
-            "epoch",
-            "training loss",
-            lines,
-            log=_far_apart(lines),
-            marks=_marks(configurations),
-        )
+def loss(configurations: Sequence[Configuration]) -> Lines:
+    lines = _lines(configurations, {"": mean_loss})
+    return Lines(
+        "loss",
+        "Training loss",
+        "Mean over agents after each epoch. codec and codec-full lie on each other: what codec does not send is not"
+        " missed. The paper's Figure 7.",
+        "epoch",
+        "training loss",
+        lines,
+        log=_far_apart(lines),
+        marks=_marks(configurations),
     )
 
 
@@ -64,47 +58,39 @@ def mean_loss(epoch: EpochEnded) -> Number:
     return fmean(values) if values else None
 
 
-def mu(configurations: Sequence[Configuration]) -> Section | None:
-    values: dict[str, Value] = {"mean": lambda epoch: epoch.mu_mean, "most": lambda epoch: epoch.mu_max}
-    lines = [line for configuration in configurations for line in _lines(configuration, values) if set(line.y) != {1}]
-    return _section(
-        Lines(
-            "mu",
-            "How much of the gradient is left",
-            "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained, less where"
-            " earlier tasks hold directions. Methods without constraints are left out. The μ of the paper's analysis"
-            " bounds it.",
-            "epoch",
-            "share of the gradient",
-            lines,
-            marks=_marks(configurations),
-        )
+def mu(configurations: Sequence[Configuration]) -> Lines:
+    lines = _lines(configurations, {"mean": lambda epoch: epoch.mu_mean, "most": lambda epoch: epoch.mu_max})
+    return Lines(
+        "mu",
+        "How much of the gradient is left",
+        "‖projected gradient‖ / ‖gradient‖, mean and most of an epoch: 1 where nothing is constrained, less where"
+        " earlier tasks hold directions. Methods without constraints are left out. The μ of the paper's analysis"
+        " bounds it.",
+        "epoch",
+        "share of the gradient",
+        [line for line in lines if set(line.y) != {1}],
+        marks=_marks(configurations),
     )
 
 
-def _section(figure: Lines) -> Section | None:
-    return Section(figure.key, figure.title, {"": figure}) if figure.series else None
-
-
-def _lines(configuration: Configuration, values: dict[str, Value]) -> list[Series]:
-    """A line a value, thinned; those without a point are left out."""
-    length = epochs_a_task(configuration)
+def _lines(configurations: Sequence[Configuration], values: Mapping[str, Value]) -> list[Series]:
+    """A line a configuration and value, thinned; those without a point are left out."""
     out = []
-    for what, value in values.items():
-        name = f"{configuration.name}, {what}" if what else configuration.name
-        curves = [_over_epochs(value, length, run) for run in configuration.runs]
-        out.append(thinned(Series.over_seeds(name, curves), length))
+    for configuration in configurations:
+        length = epochs_a_task(configuration)
+        for what, value in values.items():
+            name = f"{configuration.name}, {what}" if what else configuration.name
+            curves: list[Curve] = [  # after the first epoch x is 1; what a peer did twice counts as it was done last
+                {event.task * length + event.epoch + 1: value(event) for event in run.of(EpochEnded)}
+                for run in configuration.runs
+            ]
+            out.append(thinned(Series.over_seeds(name, curves), length))
     return [line for line in out if line.x]
 
 
 def epochs_a_task(configuration: Configuration) -> int:
     counts = [event.epoch + 1 for run in configuration.runs for event in run.of(EpochEnded)]
     return max(counts, default=1)
-
-
-def _over_epochs(value: Value, length: int, run: Run) -> Curve:
-    """After the first epoch x is 1. What a peer did twice counts as it was done last."""
-    return {event.task * length + event.epoch + 1: value(event) for event in run.of(EpochEnded)}
 
 
 def thinned(line: Series, length: int) -> Series:
@@ -119,13 +105,12 @@ def thinned(line: Series, length: int) -> Series:
 
 def _marks(configurations: Sequence[Configuration]) -> list[tuple[float, str]]:
     """Where tasks begin, if they begin at the same epochs in all configurations."""
-    starts = [_starts(configuration) for configuration in configurations]
+    starts: list[list[tuple[float, str]]] = []
+    for configuration in configurations:
+        length = epochs_a_task(configuration)
+        begun = {event.task for run in configuration.runs for event in run.of(EpochEnded)}
+        names = enumerate(configuration.tasks)
+        starts.append([(task * length, name) for task, name in names if task in begun])
     longest = max(starts, key=len, default=[])
     same = all(own == longest[: len(own)] for own in starts)
     return longest if same and len(longest) > 1 else []
-
-
-def _starts(configuration: Configuration) -> list[tuple[float, str]]:
-    length = epochs_a_task(configuration)
-    begun = {event.task for run in configuration.runs for event in run.of(EpochEnded)}
-    return [(task * length, name) for task, name in enumerate(configuration.tasks) if task in begun]

@@ -3,15 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from codecl.report.configurations import Configuration, common_tasks
-from codecl.report.figures.figure import Curve, Heat, Lines, Number, Section, Series
+from codecl.report.figures import Curve, Heat, Lines, Number, Series
 from codecl.runs.reader import Run
 
 
-def forgetting(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("forgetting", "Forgetting", configurations, _forgetting)
-
-
-def _forgetting(configuration: Configuration) -> Lines | None:
+def forgetting(configuration: Configuration) -> Lines | None:
     if configuration.metrics.each_task_alone or _after(configuration) < 2:
         return None
     tasks = configuration.tasks
@@ -43,12 +39,12 @@ def _accuracy(configuration: Configuration, task: int, name: str) -> Series:
     return Series.over_seeds(name, map(column, configuration.runs))
 
 
-def mean(configurations: Sequence[Configuration]) -> Section | None:
+def mean(configurations: Sequence[Configuration]) -> Lines | None:
     """Of tasks alone, the mean of the diagonal, as their ACC is."""
     shown = [configuration for configuration in configurations if _after(configuration)]
     if not any(_after(configuration) > 1 for configuration in shown):
         return None
-    figure = Lines(
+    return Lines(
         "mean",
         "Mean accuracy over the tasks so far",
         "After each task, the mean over all tasks that have been seen: the last point is ACC. The higher a line ends,"
@@ -58,7 +54,6 @@ def mean(configurations: Sequence[Configuration]) -> Section | None:
         [Series.over_seeds(configuration.name, map(_mean, configuration.runs)) for configuration in shown],
         ticks=common_tasks(shown),
     )
-    return Section("mean", "Mean accuracy", {"": figure})
 
 
 def _mean(run: Run) -> Curve:
@@ -72,11 +67,7 @@ def _mean(run: Run) -> Curve:
     return out
 
 
-def matrix(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("matrix", "Accuracy matrix", configurations, _matrix)
-
-
-def _matrix(configuration: Configuration) -> Heat | None:
+def matrix(configuration: Configuration) -> Heat | None:
     rows = _after(configuration)
     if rows < 2:
         return None
@@ -96,11 +87,7 @@ def _matrix(configuration: Configuration) -> Heat | None:
     )
 
 
-def free(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("free", "Free space", configurations, _free)
-
-
-def _free(configuration: Configuration) -> Lines | None:
+def free(configuration: Configuration) -> Lines | None:
     shares = [_shares(run) for run in configuration.runs]
     layers = dict.fromkeys(layer for of_run in shares for layer in of_run)
     series = [Series.over_seeds(layer, [of_run.get(layer, {}) for of_run in shares]) for layer in layers]

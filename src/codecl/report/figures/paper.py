@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from codecl.report.configurations import Configuration, common_tasks
+from codecl.report.figures import Bars, Curve, Lines, Series, finite
 from codecl.report.figures.epochs import Value, consensus_error
-from codecl.report.figures.figure import Bars, Curve, Lines, Number, Series, finite
 from codecl.report.figures.sending import in_categories
 from codecl.runs.reader import Run
 from codecl.train.events import EpochEnded, TaskOpened
@@ -29,7 +29,12 @@ def consensus(configurations: Configurations) -> Lines:
 
 def compression(configurations: Configurations) -> Bars:
     """Counted as the authors do: every message carries all heads and norms."""
-    lines = [Series.over_seeds(_size(one, configurations), map(_reference, one.runs)) for one in configurations]
+    several = len({configuration.metrics.topology for configuration in configurations}) > 1
+    lines = []
+    for configuration in configurations:
+        run = configuration.metrics
+        name = f"{run.topology} {run.agents}" if several else f"{run.agents} agents"
+        lines.append(Series.over_seeds(name, map(_reference, configuration.runs)))
     tasks = common_tasks(configurations)
     return Bars(
         "compression",
@@ -50,31 +55,20 @@ def loss(configurations: Configurations) -> Lines:
         " loses nothing. The paper's Figure 7.",
         "epoch of the task",
         "training loss",
-        _by_task(configurations, _first_loss),
+        _by_task(configurations, lambda epoch: finite(epoch.loss[0])),
     )
 
 
-def _first_loss(epoch: EpochEnded) -> Number:
-    return finite(epoch.loss[0])
-
-
 def _by_task(configurations: Configurations, value: Value) -> list[Series]:
-    lines = []
-    for task in _tasks_shown(configurations):
-        for configuration in configurations:
-            name = f"task {task + 1}, {configuration.metrics.method}"
-            lines.append(Series.over_seeds(name, [_epochs(task, value, run) for run in configuration.runs]))
-    return [line for line in lines if line.x]
-
-
-def _tasks_shown(configurations: Configurations) -> list[int]:
-    """The paper's tasks; of a shorter stream the second and the last."""
+    """Of the paper's tasks; of a shorter stream the second and the last."""
     last = min(len(configuration.tasks) for configuration in configurations)
-    return sorted({min(task, last) - 1 for task in TASKS})
-
-
-def _epochs(task: int, value: Value, run: Run) -> Curve:
-    return {event.epoch + 1: value(event) for event in run.of(EpochEnded) if event.task == task}
+    lines = []
+    for task in sorted({min(number, last) - 1 for number in TASKS}):
+        for configuration in configurations:
+            epochs = [[event for event in run.of(EpochEnded) if event.task == task] for run in configuration.runs]
+            curves: list[Curve] = [{event.epoch + 1: value(event) for event in of_run} for of_run in epochs]
+            lines.append(Series.over_seeds(f"task {task + 1}, {configuration.metrics.method}", curves))
+    return [line for line in lines if line.x]
 
 
 def _reference(run: Run) -> Curve:
@@ -84,13 +78,6 @@ def _reference(run: Run) -> Curve:
         opened.task: (opened.full + opened.reference_extra) / (opened.coordinates + opened.reference_extra)
         for opened in run.of(TaskOpened)
     }
-
-
-def _size(configuration: Configuration, others: Configurations) -> str:
-    """`8 agents`, with the topology where there are several."""
-    topologies = {other.metrics.topology for other in others}
-    labels = configuration.metrics
-    return f"{labels.agents} agents" if len(topologies) == 1 else f"{labels.topology} {labels.agents}"
 
 
 def paper_figures(benchmark: str) -> Mapping[str, Callable[[Configurations], Lines | Bars]]:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from codecl.report.configurations import Configuration, common_tasks
-from codecl.report.figures.figure import Bars, Curve, Figure, Lines, Network, Section, Series
-from codecl.report.units import unit_for
+from codecl.report.configurations import Configuration, common_tasks, ms_per_step
+from codecl.report.figures import Bars, Curve, Lines, Network, Series
+from codecl.report.formats import unit_for
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics, Traffic
 from codecl.train.events import Agreed, EpochEnded, RunStarted
@@ -16,7 +16,7 @@ MAX_AGENTS = 64  # of a network that can still be looked at
 Places = list[tuple[float, float]]
 
 
-def compression(configurations: Sequence[Configuration]) -> Section | None:
+def compression(configurations: Sequence[Configuration]) -> Bars | Lines | None:
     lines = [Series.over_seeds(one.name, map(_cc, one.runs)) for one in configurations]
     series = [line for line in lines if line.x]
     if not series:
@@ -27,13 +27,9 @@ def compression(configurations: Sequence[Configuration]) -> Section | None:
         "How many times less is sent while a task is learned than with full communication (CC). It grows as the core"
         " space does. The paper's Figures 3, 5 and 6, whose messages also carry every head: there it grows less."
     )
-    figure: Figure
-    if len(series) <= MAX_BARS:
-        bars = [in_categories(line, len(tasks)) for line in series]
-        figure = Bars("compression", title, about, y, tasks, bars)
-    else:
-        figure = Lines("compression", title, about, "task", y, series, ticks=tasks)
-    return Section("compression", "Compression", {"": figure})
+    if len(series) > MAX_BARS:
+        return Lines("compression", title, about, "task", y, series, ticks=tasks)
+    return Bars("compression", title, about, y, tasks, [in_categories(line, len(tasks)) for line in series])
 
 
 def _cc(run: Run) -> Curve:
@@ -45,16 +41,11 @@ def in_categories(line: Series, count: int) -> Series:
     values = dict(zip(line.x, line.y, strict=True))
     spread = dict(zip(line.x, line.std, strict=True)) if line.std else None
     places = range(count)
-    return Series(
-        line.name, places, [values.get(x) for x in places], [spread.get(x) for x in places] if spread else None
-    )
+    std = [spread.get(x) for x in places] if spread else None
+    return Series(line.name, places, [values.get(x) for x in places], std)
 
 
-def network(configurations: Sequence[Configuration]) -> Section | None:
-    return Section.for_each("network", "Network", configurations, _network)
-
-
-def _network(configuration: Configuration) -> Network | None:
+def network(configuration: Configuration) -> Network | None:
     """Seeds with another graph than the first's are not shown."""
     first = configuration.runs[0]
     edges = _edges(first)
@@ -103,14 +94,13 @@ def grid(agents: int) -> Places:
     return [(column * step - 1, side - row * step) for row in range(rows) for column in range(columns)]
 
 
-def star(agents: int) -> Places:
-    return [(0.0, 0.0), *circle(agents - 1)]
+PLACES: Mapping[str, Callable[[int], Places]] = {
+    "torus": grid,
+    "star": lambda agents: [(0.0, 0.0), *circle(agents - 1)],
+}
 
 
-PLACES: Mapping[str, Callable[[int], Places]] = {"torus": grid, "star": star}
-
-
-def amount(configurations: Sequence[Configuration]) -> Section | None:
+def amount(configurations: Sequence[Configuration]) -> Bars | None:
     """Bytes that were sent, beside full communication."""
     sent: dict[str, Callable[[Traffic], int]] = {
         "sent in training": lambda traffic: traffic.train_bytes,
@@ -126,7 +116,7 @@ def amount(configurations: Sequence[Configuration]) -> Section | None:
     def bars(name: str, count: Callable[[Traffic], int]) -> Series:
         return _bars(name, shown, lambda run: count(run.traffic) / 1000**power)
 
-    figure = Bars(
+    return Bars(
         "bytes",
         f"{unit} sent",
         "By all agents in a whole run: in training, and at the ends of tasks (agreement, growth, flood). Full"
@@ -135,27 +125,21 @@ def amount(configurations: Sequence[Configuration]) -> Section | None:
         [configuration.name for configuration in shown],
         [bars(name, count) for name, count in sent.items()],
     )
-    return Section("bytes", "Traffic", {"": figure})
 
 
-def time(configurations: Sequence[Configuration]) -> Section | None:
-    shown = [configuration for configuration in configurations if configuration.score(_ms_per_step).mean is not None]
+def time(configurations: Sequence[Configuration]) -> Bars | None:
+    shown = [configuration for configuration in configurations if configuration.score(ms_per_step).mean is not None]
     if not shown:
         return None
-    figure = Bars(
+    return Bars(
         "time",
         "Time of a step",
         "Milliseconds that a training step of all agents took, each run on the machine where it was made: compare runs"
         " of the same machine only.",
         "ms a step",
         [configuration.name for configuration in shown],
-        [_bars("a step", shown, _ms_per_step)],
+        [_bars("a step", shown, ms_per_step)],
     )
-    return Section("time", "Time", {"": figure})
-
-
-def _ms_per_step(run: Metrics) -> float | None:
-    return run.timing.ms_per_iteration
 
 
 def _bars(name: str, configurations: Sequence[Configuration], value: Callable[[Metrics], float | None]) -> Series:
