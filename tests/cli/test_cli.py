@@ -393,7 +393,7 @@ def test_resume_alone_starts_nothing(cli, tmp_path):
 def test_on_a_terminal_progress_is_live(tmp_path):
     """A real pseudo-terminal: task, epoch, loss, accuracy, bytes and time left, then the tables."""
     main, side = pty.openpty()
-    command = [ENTRY, "run", "--method", "codec", *TINY[:1], "train.epochs=4", *TINY[2:]]
+    command = [ENTRY, "run", "--method", "codec", *TINY[:1], "train.epochs=20", *TINY[2:]]
     variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
     process = subprocess.Popen(command, cwd=tmp_path, stdin=side, stdout=side, stderr=side, env=variables)
     os.close(side)
@@ -412,7 +412,7 @@ def test_on_a_terminal_progress_is_live(tmp_path):
     text = screen.decode()
     assert "\x1b[" in text
     assert re.search(
-        r"task [2-5]/5 · epoch [1-4]/4 · loss \d\.\d+ · ACC [\d.]+ % · CC [\d.]+ · sent [\d.]+ [kM]B · [a-z]{3}", text
+        r"task [2-5]/5 · epoch \d+/20 · loss \d\.\d+ · ACC [\d.]+ % · CC [\d.]+ · sent [\d.]+ [kM]B · [a-z]{3}", text
     )
     assert re.search(r"codec\S* \S*\d\d:\d\d", text)
     assert "when learned → at the end" in text
