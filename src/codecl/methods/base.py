@@ -33,7 +33,7 @@ class TaskEnd(NamedTuple):
     memory: Memory
     exchange: Exchange
     chosen: int  # the agent that floods
-    batch: int
+    batch_size: int
     growth: GrowthConfig
     norms: Mapping[str, Tensor] = {}
 

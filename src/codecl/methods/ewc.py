@@ -49,9 +49,9 @@ class DEwc(Method):
     def remember(self, end: TaskEnd) -> Memory | None:
         """Mean over batches of batch size × squared gradient, over agents, then over tasks as a running mean."""
         fisher_AD, batches = torch.zeros_like(end.coords_AD), 0
-        for batch in end.data.epoch(FISHER_EPOCH, end.exchange.agents, end.batch):
+        for batch in end.data.epoch(FISHER_EPOCH, end.exchange.agents, end.batch_size):
             _, grad_AD = end.gradient(end.coords_AD, *batch)
-            fisher_AD += end.batch * grad_AD.square()
+            fisher_AD += end.batch_size * grad_AD.square()
             batches += 1
         parts = [_body(end.layout, row / (batches * end.data.agents)) for row in fisher_AD]
         reduced = end.exchange.reduce(end.chosen, parts)

@@ -42,7 +42,7 @@ def close_task(
             memory=state.memory,
             exchange=exchange,
             chosen=chosen,
-            batch=setup.train.batch_size,
+            batch_size=setup.train.batch_size,
             growth=setup.growth,
             norms=measured,
         )
