@@ -5,7 +5,6 @@ python benchmarks/peers.py --load 32 [--topology torus]        the quickstart: m
 """
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -17,6 +16,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
+from codecl.runs.reader import read_run
+from codecl.train.events import EpochEnded, TaskOpened
 
 EPOCHS = 3
 
@@ -37,10 +39,9 @@ def settings(agents: int) -> list[str]:
 
 def step_ms(folder: Path) -> float:
     """Of the epochs after the first, the median."""
-    facts = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    epochs = [fact for fact in facts if fact["kind"] == "epoch"][1:]
-    steps = next(fact["steps"] for fact in facts if fact["kind"] == "task")
-    return 1000 * statistics.median(fact["seconds"] for fact in epochs) / steps
+    run = read_run(folder)
+    epochs = run.of(EpochEnded)[1:]
+    return 1000 * statistics.median(epoch.seconds for epoch in epochs) / run.of(TaskOpened)[0].steps
 
 
 def cluster(agents: int, out: Path, env: dict[str, str]) -> float:
@@ -79,7 +80,7 @@ def memory(process: int) -> dict[str, int]:
 
 
 def load(agents: int, topology: str) -> None:
-    """A fleet of the quickstart, looked at in the position of its second task."""
+    """A fleet of the quickstart, looked at in the middle of its second task."""
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         command = [sys.executable, "-m", "codecl", "peer", "local", "--agents", str(agents), "--topology", topology]
@@ -93,17 +94,16 @@ def load(agents: int, topology: str) -> None:
         assert fleet.wait() == 0
         seconds = time.monotonic() - began
         folders = sorted(out.glob("*/seed-*/agent-*/"))
-        facts = [json.loads(line) for line in (folders[0] / "events.jsonl").read_text().splitlines()]
-        found = [json.loads((folder / "metrics.json").read_text()) for folder in folders]
-        epochs = [fact for fact in facts if fact["kind"] == "epoch"]
-    steps, busy = found[0]["timing"]["iterations"], sum(fact["seconds"] for fact in epochs)
-    messages = sum(fact["messages"] for fact in epochs) * agents
-    print(f"{agents} peers on {topology}: {seconds:.0f} s in all, ACC {found[0]['acc']:.2f}, {found[0]['status']}")
+        runs = [read_run(folder) for folder in folders]
+    first, epochs = runs[0].metrics, runs[0].of(EpochEnded)
+    steps, busy = first.timing.iterations, sum(epoch.seconds for epoch in epochs)
+    messages = sum(epoch.messages for epoch in epochs) * agents
+    print(f"{agents} peers on {topology}: {seconds:.0f} s in all, ACC {first.acc:.2f}, {first.status}")
     print(f"{1000 * busy / steps:.1f} ms a step, {messages / busy:.0f} messages a second while training")
     for what in ("resident", "own"):
         print(f"{what} memory of an agent: {statistics.median(size[what] for size in sizes)} MiB")
     print(
-        f"connections of an agent: {sorted(set(sockets))}; neighbours: {sorted({len(one['links']) for one in found})}"
+        f"connections of an agent: {sorted(set(sockets))}; neighbours: {sorted({len(run.metrics.links) for run in runs})}"
     )
 
 
