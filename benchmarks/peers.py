@@ -93,7 +93,7 @@ def load(agents: int, topology: str) -> None:
         sizes, sockets = [memory(int(one)) for one in children], [connections(int(one)) for one in children]
         assert fleet.wait() == 0
         seconds = time.monotonic() - began
-        folders = sorted(out.glob("*/seed-*/agent-*/"))
+        folders = sorted(out.glob("*/seed-*/agent-[0-9]*/"))
         runs = [read_run(folder) for folder in folders]
     first, epochs = runs[0].metrics, runs[0].of(EpochEnded)
     steps, busy = first.timing.iterations, sum(epoch.seconds for epoch in epochs)
@@ -102,9 +102,8 @@ def load(agents: int, topology: str) -> None:
     print(f"{1000 * busy / steps:.1f} ms a step, {messages / busy:.0f} messages a second while training")
     for what in ("resident", "own"):
         print(f"{what} memory of an agent: {statistics.median(size[what] for size in sizes)} MiB")
-    print(
-        f"connections of an agent: {sorted(set(sockets))}; neighbours: {sorted({len(run.metrics.links) for run in runs})}"
-    )
+    neighbours = sorted({len(run.metrics.links) for run in runs})
+    print(f"connections of an agent: {sorted(set(sockets))}; neighbours: {neighbours}")
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ class Spied(Node):
         super().receive(peer, data)
 
     def at_work(self, past, connect):
-        """In the position of the second task, where the chart has SIZE numbers."""
+        """In the middle of the second task, where the chart has SIZE numbers."""
         self.position, self.row_size = Position(0, STEP), SIZE
         self.open(past, 3, MAX_BYTES, connect)
         return self
