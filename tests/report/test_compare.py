@@ -19,7 +19,7 @@ from codecl.report.compare import about, compare, difference, plain, sheet
 from codecl.report.formats import spread_of_bytes
 from codecl.runs import config as presets
 from codecl.runs.writer import folder_of, labels_of
-from tests.report.conftest import write_metrics
+from tests.problems import write_metrics
 
 values = st.lists(st.integers(-1000, 1000).map(lambda number: number / 8), min_size=2, max_size=7)
 

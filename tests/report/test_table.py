@@ -16,7 +16,7 @@ from codecl.runs import config as presets
 from codecl.runs.reader import find_runs, read_metrics
 from codecl.runs.writer import folder_of
 from tests.conftest import ROOT
-from tests.report.conftest import write_metrics
+from tests.problems import write_metrics
 
 
 def write(out, preset="split-cifar100", method="codec", seed=0, changes=None, status="complete", **scores):
