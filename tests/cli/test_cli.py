@@ -12,9 +12,8 @@ import yaml
 import codecl
 from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
-from codecl.runs.metrics import metrics
-from codecl.runs.schema import Labels
 from tests.launching import ENTRY, on_a_terminal, running, wait_for
+from tests.problems import write_metrics
 
 TINY = ("--set", "train.epochs=1", "--set", "train.batch_size=50")
 
@@ -208,10 +207,8 @@ def test_a_grid_with_an_unlucky_random_graph_is_refused_before_anything_runs(cli
 def test_unfinished_runs_are_rows_of_their_own(cli, tmp_path):
     for seed, status, acc in ((1, "complete", 60.0), (2, "complete", 70.0), (3, "partial", 99.0)):
         folder = tmp_path / "p-codec-ring4" / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        labels = Labels(benchmark="p", method="codec", agents=4, topology="ring", seed=seed, tasks=2)
-        run = metrics([], labels, status, 1.0).model_copy(update={"acc": acc, "bwt": -1.0})
-        (folder / "metrics.json").write_text(json.dumps(run.dump()))
+        labels = {"benchmark": "p", "method": "codec", "agents": 4, "topology": "ring", "seed": seed}
+        write_metrics(folder, **labels, status=status, acc=acc)
     shown = cli("table", ".", cwd=tmp_path).stdout
     assert re.search(r"codec +ring 4 +2 +65\.00 ± 7\.07 .* complete", shown)
     assert re.search(r"codec +ring 4 +1 +99\.00 .* partial", shown)

@@ -61,11 +61,7 @@ NO_LAUNCHER = "codecl: exchange: cluster needs a launcher that sets RANK, WORLD_
         ("figures --agents x", 2, "--agents: 'x' is not a whole number"),
         ("figures --set train.epochs=0", 2, "train.epochs: 0 is not allowed"),
         ("figures --topology torus --agents 5", 2, "agents: a torus is rows × columns"),
-        (
-            "run --exchange cluster",
-            2,
-            NO_LAUNCHER,
-        ),
+        ("run --exchange cluster", 2, NO_LAUNCHER),
         ("run --exchange pigeons", 2, "codecl: exchange: 'pigeons' is not one of auto, simulated, cluster"),
         ("plan split-cifar100", 3, "there is no"),
         ("plan --bandwidth 10MB", 2, "is not a bandwidth; write 10Mbit"),

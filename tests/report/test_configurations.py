@@ -101,7 +101,7 @@ SPOILED = {
 @pytest.mark.parametrize(("name", "text", "why"), SPOILED.values(), ids=SPOILED)
 def test_what_cannot_be_used_is_said_and_the_rest_goes_on(copied, name, text, why):
     path = recorded_run(copied) / name
-    path.unlink() if text is None else path.write_text(text)
+    path.write_text(text)
     found = gather([copied])
     assert len(found.runs) == 3
     (refused,) = found.refused
@@ -166,6 +166,9 @@ def test_seeds_belong_together(recorded):
 def test_how_runs_ended_is_said_and_never_mixed(copied):
     change_metrics(recorded_run(copied), status="degraded")
     assert named(copied) == {"codec · ring 4 (degraded)": [1], "codec · ring 4": [2], "dpsgd · ring 4": [1, 2]}
+    for seed in (1, 2):
+        (recorded_run(copied, seed=seed) / "metrics.json").unlink()
+    assert list(named(copied)) == ["codec · ring 4 (partial)", "dpsgd · ring 4"]
 
 
 def test_a_variant_is_said_only_where_it_tells_runs_apart(copied):

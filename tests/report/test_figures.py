@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from codecl.report.configurations import gather, group
+from codecl.report.configurations import gather
 from codecl.report.figures import Bars, Lines, Series, epochs, numbers, sending
 from codecl.report.page import sections
 from codecl.train.events import EpochEnded, Flooded, Grown
@@ -202,9 +202,3 @@ def test_long_curves_are_thinned_short_ones_are_not(count):
     assert {at for at in x if at % 100 == 0} | {1, count} <= set(line.x)
     assert line.y == [2 * at for at in line.x]
     assert len(line.std) == len(line.x)
-
-
-def test_a_configuration_of_partial_runs_says_so(copied):
-    for seed in (1, 2):
-        (recorded_run(copied, seed=seed) / "metrics.json").unlink()
-    assert [one.name for one in group(gather([copied]).runs)] == ["codec · ring 4 (partial)", BOTH[1]]
