@@ -12,6 +12,8 @@ import yaml
 import codecl
 from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
+from codecl.runs.config import grid as configs
+from codecl.runs.config import setting
 from tests.launching import ENTRY, on_a_terminal, running, wait_for
 from tests.problems import write_metrics
 
@@ -67,8 +69,6 @@ def test_show_is_the_resolved_config(cli, tmp_path):
 
 
 def test_numbers_as_people_write_them():
-    from codecl.runs.config import setting
-
     assert setting("train.lr=1e-3") == {"train": {"lr": 0.001}}
     assert setting("model.dropout=2E-1") == {"model": {"dropout": 0.2}}
     assert setting("growth.images=[24,100]") == {"growth": {"images": [24, 100]}}
@@ -77,8 +77,6 @@ def test_numbers_as_people_write_them():
 
 
 def test_in_a_grid_a_method_takes_the_options_it_has():
-    from codecl.runs.config import grid as configs
-
     settings = ["method.penalty_step=implicit", "train.lr=0.2"]
     codec, ewc = configs("quickstart", "codec,d-ewc", None, None, None, settings)
     assert codec.method.options == {}
@@ -223,9 +221,8 @@ def test_names_of_tasks_are_text_and_not_markup(cli, tmp_path):
         "    x, y = torch.rand(200, 1, 28, 28), torch.arange(200) % 2\n"
         "    return [codecl.Task((x, y), (x, y), 2, '[/bold] x'), codecl.Task((x, y), (x, y), 2, '[red]')]\n"
     )
-    done = cli(
-        "run", "--method", "codec", "--set", "data.stream=odd.py:stream", "--set", "train.epochs=1", cwd=tmp_path
-    )
+    stream = ("--set", "data.stream=odd.py:stream", "--set", "train.epochs=1")
+    done = cli("run", "--method", "codec", *stream, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[/bold] x") == 2
     assert done.stdout.count("[red]") == 2

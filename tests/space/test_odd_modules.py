@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import codecl
 from codecl.errors import ConfigError
+from codecl.methods import DEwc
+from codecl.registry import code_digest
 from codecl.train.loop import train
 from tests.problems import build, config, furthest, tasks, trajectory
 
@@ -271,8 +273,6 @@ def test_attributes_and_hidden_buffers_make_another_model(tmp_path):
 
 
 def test_code_without_a_file_is_told_apart_by_what_it_does():
-    from codecl.registry import code_digest
-
     def made(text):
         space = {"__name__": "notebook"}
         exec(f"class Net:\n    def forward(self, x):\n        return [{text} for y in x]", space)
@@ -372,8 +372,6 @@ def test_other_code_in_a_users_file_is_another_run(cli, tmp_path):
 
 
 def test_a_method_of_ours_as_an_object_is_the_method_by_name(tmp_path):
-    from codecl.methods import DEwc
-
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 9), nn.Linear(9, 3))
     named = codecl.fit(module, tasks(2), out=tmp_path, method="d-ewc", **SMALL)
     assert not codecl.fit(module, tasks(2), out=tmp_path, method=DEwc(), **SMALL).trained
