@@ -33,19 +33,19 @@ def begun(folder, process):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Of a run that was watched from before it began: the folder, and what was said."""
+    """Of a run that was watched from before it began: its folder, and what was said."""
     folder = tmp_path_factory.mktemp("done")
     with running("run", *SETTINGS, cwd=folder):
         said = watch("runs", "--patience", 60, cwd=folder)
-    return folder, said
+    (run,) = folder.glob("runs/*/seed-0")
+    return run, said
 
 
 def test_a_run_is_waited_for_and_followed_to_its_end(done):
-    folder, said = done
+    run, said = done
     assert (said.returncode, said.stderr) == (0, "")
-    (run,) = folder.glob("runs/*/seed-0")
     found = json.loads((run / "metrics.json").read_text())
-    name = str(run.relative_to(folder / "runs"))
+    name = f"{run.parent.name}/{run.name}"
     lines = said.stdout.splitlines()
     assert all(line.startswith(f"{name}: ") for line in lines)
     assert re.search(rf"complete · task 2/2 .* ACC {found['acc']:.2f} % · CC {found['traffic']['cc']:.2f}", lines[-1])
@@ -53,21 +53,19 @@ def test_a_run_is_waited_for_and_followed_to_its_end(done):
 
 
 def test_what_is_complete_is_shown_and_that_is_all(done):
-    folder, _ = done
-    (run,) = folder.glob("runs/*/seed-0")
-    said = watch(run, cwd=folder)
+    run, _ = done
+    said = watch(run, cwd=run)
     assert (said.returncode, said.stderr) == (0, "")
     assert said.stdout.splitlines()[0] == "quickstart: codec, 4 agents on ring, seed 0"
-    once = watch(run, "--once", cwd=folder).stdout
+    once = watch(run, "--once", cwd=run).stdout
     for word in ("complete", "100 %", "1 digits", "2 clothes", "learned %", "consensus error"):
         assert word in once
     assert str(run) in "".join(once.split()), "folded where it is long"
-    assert re.search(r"run +state +task .*\n.* complete +2/2", watch("runs", "--once", cwd=folder).stdout)
+    assert re.search(r"run +state +task .*\n.* complete +2/2", watch("runs", "--once", cwd=run.parents[2]).stdout)
 
 
 def test_a_degraded_run(done, tmp_path):
-    folder, _ = done
-    (run,) = folder.glob("runs/*/seed-0")
+    run, _ = done
     shutil.copytree(run, tmp_path / "seed-0")
     for name in ("events.jsonl", "metrics.json"):
         path = tmp_path / "seed-0" / name
@@ -112,9 +110,8 @@ def test_ctrl_c_ends_the_watching_not_the_run(tmp_path):
 
 
 def test_on_a_terminal_all_stays_in_its_place(done):
-    folder, _ = done
-    (run,) = folder.glob("runs/*/seed-0")
-    code, text = on_a_terminal([*CODECL, "watch", str(run)], folder, COLUMNS="60", TERM="xterm")
+    run, _ = done
+    code, text = on_a_terminal([*CODECL, "watch", str(run)], run, COLUMNS="60", TERM="xterm")
     assert code == 0
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
     assert max(map(len, re.split(r"[\r\n]", plain))) <= 60
