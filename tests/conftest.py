@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from hypothesis import settings
 
 from codecl.cli import main
+from tests import problems
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on a CPU, slowly; read when they are first imported
@@ -39,6 +41,18 @@ def _fixed_generator():
 def _own_cache(tmp_path_factory):
     """What is measured here stays here."""
     os.environ["CODECL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """codec and dpsgd on a ring of 4, two seeds each. To be read only."""
+    return problems.record(tmp_path_factory.mktemp("runs"), "codec,dpsgd", seeds="1,2")
+
+
+@pytest.fixture
+def copied(recorded, tmp_path):
+    """The runs of `recorded`, to be changed."""
+    return shutil.copytree(recorded, tmp_path / "runs")
 
 
 Finished = subprocess.CompletedProcess[str]

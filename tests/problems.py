@@ -1,14 +1,18 @@
-"""Small problems that tests train on."""
+"""Small problems that tests train on, and small runs that they record or write by hand."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from codecl import api
 from codecl.data.task import Task
 from codecl.exchange import Simulated
 from codecl.runs.build import BuildExchange, build_setup, task_data
-from codecl.runs.config import RunConfig, merge, validate
+from codecl.runs.config import RunConfig, grid, merge, validate
+from codecl.runs.schema import Metrics, Timing, Traffic
 from codecl.train.loop import train
 from codecl.train.state import Setup, State
 
@@ -74,6 +78,47 @@ def config(**fields: object) -> RunConfig:
         "train": {"epochs": 2, "batch_size": 4, "lr": 0.05},
     }
     return validate(merge(small, fields))
+
+
+def record(
+    out: Path, method: str, agents: str | None = None, topology: str | None = None, seeds: str | None = None, *more: str
+) -> Path:
+    """Real runs of the quickstart, of two short tasks."""
+    settings = ["train.epochs=2", "data.tasks=2", "train.batch_size=20", *more]
+    for run in grid("quickstart", method, agents, topology, seeds, settings):
+        api.run(run, out=out, device="cpu", mu=True)
+    return out
+
+
+def recorded_run(runs: Path, method: str = "codec", seed: int = 1) -> Path:
+    """The folder of one of the runs of the fixtures `recorded` and `copied`."""
+    (folder,) = runs.glob(f"quickstart-{method}-ring4-*/seed-{seed}")
+    return folder
+
+
+def event_lines(folder: Path) -> list[str]:
+    return (folder / "events.jsonl").read_text().splitlines(keepends=True)
+
+
+def change_metrics(folder: Path, **fields: object) -> None:
+    path = folder / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def write_metrics(
+    folder: Path, traffic: dict[str, object] | None = None, ms_per_iteration: float = 3.0, **fields: object
+) -> None:
+    """metrics.json of a run with these labels and scores; all else is made up."""
+    sent = {"cc": 2.0, "cc_reference": 1.75, "train_bytes": 1000, "boundary_bytes": 500, "full_bytes": 3000}
+    metrics = Metrics(
+        **{"acc": 54.0, "bwt": -1.0, "tasks": 1, "accuracy_matrix": [], "consensus_error_by_task": []} | fields,
+        traffic=Traffic(**{"cc_by_task": [], "wire_bytes": None} | sent | (traffic or {})),
+        timing=Timing(train_s=1.0, iterations=100, ms_per_iteration=ms_per_iteration, wall_s=2.0),
+        free_by_task=[],
+        kept_by_task=[],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").write_text(json.dumps(metrics.dump()))
 
 
 def build(

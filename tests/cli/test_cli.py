@@ -1,15 +1,10 @@
 """Each command on the smallest thing it can do; some through the installed entry point, most in this process."""
 
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,11 +12,12 @@ import yaml
 import codecl
 from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
-from codecl.runs.metrics import metrics
-from codecl.runs.schema import Labels
+from codecl.runs.config import grid as configs
+from codecl.runs.config import setting
+from tests.launching import ENTRY, on_a_terminal, running, wait_for
+from tests.problems import write_metrics
 
 TINY = ("--set", "train.epochs=1", "--set", "train.batch_size=50")
-ENTRY = str(Path(sys.executable).with_name("codecl"))
 
 
 def failed(done, code):
@@ -32,13 +28,20 @@ def failed(done, code):
     return line
 
 
-def test_help_does_not_import_torch(cli, tmp_path):
+HEAVY = {"torch", "scipy", "pooch", "PIL", "numpy", "matplotlib", "tensorboard"}
+
+
+@pytest.mark.parametrize("modules", ["codecl", "codecl.cli", "codecl.runs.follow, codecl.cli.live, codecl.cli.display"])
+def test_what_starts_at_once_imports_nothing_heavy(modules):
+    code = f"import sys, {modules}; print({HEAVY} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_help(cli, tmp_path):
     done = cli("--help", cwd=tmp_path)
     assert done.returncode == 0
     for command in ("run", "presets", "show", "methods", "topologies", "models", "table"):
         assert re.search(rf"^\s+{command}\b", done.stdout, re.M)
-    code = "import sys, codecl.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
 
 
 def test_version_and_module(cli, tmp_path):
@@ -54,6 +57,7 @@ def test_lists(cli, tmp_path):
     shown = cli("topologies", cwd=tmp_path).stdout
     assert all(name in shown for name in TOPOLOGIES)
     assert "alexnet" in cli("models", cwd=tmp_path).stdout
+    assert "check" in cli("theory", cwd=tmp_path).stdout
 
 
 def test_show_is_the_resolved_config(cli, tmp_path):
@@ -65,8 +69,6 @@ def test_show_is_the_resolved_config(cli, tmp_path):
 
 
 def test_numbers_as_people_write_them():
-    from codecl.runs.config import setting
-
     assert setting("train.lr=1e-3") == {"train": {"lr": 0.001}}
     assert setting("model.dropout=2E-1") == {"model": {"dropout": 0.2}}
     assert setting("growth.images=[24,100]") == {"growth": {"images": [24, 100]}}
@@ -75,8 +77,6 @@ def test_numbers_as_people_write_them():
 
 
 def test_in_a_grid_a_method_takes_the_options_it_has():
-    from codecl.runs.config import grid as configs
-
     settings = ["method.penalty_step=implicit", "train.lr=0.2"]
     codec, ewc = configs("quickstart", "codec,d-ewc", None, None, None, settings)
     assert codec.method.options == {}
@@ -157,88 +157,6 @@ def test_an_edge_list_from_the_command_line(cli, tmp_path):
     assert config["topology"]["edges"] == [[0, 1], [1, 0], [1, 2], [2, 1]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("run", "quikstart"), 2, "preset: 'quikstart' is unknown, did you mean 'quickstart'"),
-        (("run", "--method", "codek"), 2, "method: 'codek' is unknown, did you mean 'codec'"),
-        (("run", "--topology", "moebius"), 2, "topology: 'moebius' is unknown"),
-        (("run", "--agents", "three"), 2, "--agents: 'three' is not a whole number"),
-        (("run", "--agents", "3000"), 2, "agents: 3000 is more than the 2000 training images of task 'digits'"),
-        (("run", "--agents", "0"), 2, "agents: 0 is not allowed"),
-        (("run", "--agents", "7", "--topology", "torus"), 2, "7 is not: try 8"),
-        (("run", "--set", "train.lrr=1"), 2, "train.lrr: there is no such field, did you mean 'lr'"),
-        (("run", "--set", "trian.lr=1"), 2, "trian: there is no such field, did you mean 'train'"),
-        (("run", "--set", "train.lr=-1"), 2, "train.lr: -1 is not allowed: it should be greater than 0"),
-        (("run", "--set", "train.lr"), 2, "write it as field=value"),
-        (("run", "--set", "train.batch_size=501"), 2, "train.batch_size: 501 is more than the 500 images"),
-        (("run", "--set", "growth.threshold=0"), 2, "growth.threshold: 0 is not allowed"),
-        (("run", "--set", "growth.threshold=1.01"), 2, "growth.threshold: 1.01 is not allowed"),
-        (("run", "--set", "model.width=3"), 2, "model.width: convnet has no such option"),
-        (("run", "--set", "train.order=before"), 2, "'paper' or 'adapt-then-combine'"),
-        (("run", "--method", "d-ewc", "--set", "method.penalty_step=soft"), 2, "'clipped' or 'implicit'"),
-        (("run", "--method", "codec", "--set", "method.penalty=1"), 2, "method.penalty: there is no such field"),
-        (("run", "--set", "topology.edge_probability=0.01", "--topology", "erdos-renyi"), 2, "is not connected"),
-        (("run", "--set", "method=codek"), 2, "method: 'codek' is unknown"),
-        (("run", "--set", "growth.images=-5"), 2, "growth.images: -5 is not allowed: images to look at: one number"),
-        (("run", "--set", "growth.images=[1,x]"), 2, "growth.images: [1, 'x'] is not allowed"),
-        (("run", "--set", "model.kernel=40"), 2, "model: convnet cannot be built with"),
-        (("run", "--set", "train=5"), 2, "train: 5 is not allowed"),
-        (("run", "--device", "tpu"), 2, "device: 'tpu' is not one of auto, cpu, cuda"),
-        (("run", "--nonsense"), 2, "No such option"),
-        (("walk",), 2, "No such command"),
-        (("run", "--set", "data.stream=missing"), 2, "data.stream: 'missing' is unknown"),
-    ],
-)
-def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path, arguments, code, says):
-    assert says in failed(cli(*arguments, cwd=tmp_path), code)
-    assert not list(tmp_path.iterdir()), "nothing is written"
-
-
-MINE = """
-import torch, networkx as nx, codecl
-from torch import nn
-five = 5
-def nothing(*arguments): return None
-def few(agents, config, seed): return nx.path_graph(2)
-def missing(): raise FileNotFoundError("letters.npz")
-def two_shapes():
-    x, y, z = torch.rand(200, 1, 28, 28), torch.rand(200, 3, 9, 9), torch.arange(200) % 2
-    return [codecl.Task((x, z), (x, z), 2, "a"), codecl.Task((y, z), (y, z), 2, "b")]
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("--method", "broken.py:M"), 2, "cannot import broken.py: NameError"),
-        (("--method", "mine.py:M"), 2, "mine.py has no class or function 'M'"),
-        (("--method", "mine.py:nothing"), 2, "is not a codecl Method class"),
-        (("--set", "model.name=mine.py:five"), 2, "has no class or function 'five'"),
-        (("--set", "model.name=mine.py:nothing"), 2, "gives NoneType, not an nn.Module"),
-        (("--topology", "mine.py:nothing"), 2, "gives NoneType; it should give a networkx graph of 4 agents"),
-        (("--topology", "mine.py:few"), 2, "gives 2 nodes; it should give a networkx graph of 4 agents"),
-        (("--set", "data.stream=mine.py:nothing"), 2, "gives no list of codecl.Task"),
-        (("--set", "data.stream=mine.py:missing"), 3, "letters.npz"),
-        (
-            ("--set", "data.stream=mine.py:two_shapes", "--set", "train.batch_size=10"),
-            2,
-            "images of shape [3, 9, 9] fails",
-        ),
-        (("--out", "mine.py"), 2, "mine.py/quickstart-dpsgd-ring4 cannot be written (Not a directory)"),
-        (("--set", "preset=../x"), 2, "preset: '../x' is not allowed"),
-        (("--agents", "4,60", "--set", "train.batch_size=50"), 2, "train.batch_size: 50 is more than the 33 images"),
-    ],
-)
-def test_mistakes_in_ones_own_files_are_one_line_too(cli, tmp_path, arguments, code, says):
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "broken.py").write_text("nonsense")
-    method = () if "--method" in arguments else ("--method", "dpsgd")
-    line = failed(cli("run", *method, *arguments, "--quiet", cwd=tmp_path), code)
-    assert says.replace("ring4", "ring4/seed-0") in line
-    assert not (tmp_path / "runs").exists(), "nothing is trained or written"
-
-
 def test_without_arguments_there_is_help(process, tmp_path):
     done = process(cwd=tmp_path)
     assert done.returncode == 0
@@ -248,24 +166,15 @@ def test_without_arguments_there_is_help(process, tmp_path):
 
 def test_two_processes_do_not_write_one_run(cli, tmp_path):
     """The second is refused while the first is at work; when the first is killed, the folder is free again."""
-    command = [ENTRY, "run", "--method", "dpsgd", "--quiet", "--set", "train.epochs=50"]
-    first = subprocess.Popen(command, cwd=tmp_path)
-    try:
+    command = ("run", "--method", "dpsgd", "--quiet", "--set", "train.epochs=50")
+    with running(*command, cwd=tmp_path) as first:
         wait_for(lambda: any('"epoch"' in path.read_text() for path in tmp_path.rglob("events.jsonl")), first)
-        done = cli(*command[1:], cwd=tmp_path)
-        assert "another process is writing this run" in failed(done, 2)
+        assert "another process is writing this run" in failed(cli(*command, cwd=tmp_path), 2)
         assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
     (path,) = tmp_path.rglob("events.jsonl")
     left = path.read_text()
-    second = subprocess.Popen(command, cwd=tmp_path)
-    try:
+    with running(*command, cwd=tmp_path) as second:
         wait_for(lambda: path.exists() and path.read_text() and not path.read_text().startswith(left), second)
-    finally:
-        second.kill()
-        second.wait()
 
 
 def test_two_files_of_one_name_and_a_name_of_pythons_own(cli, tmp_path):
@@ -296,10 +205,8 @@ def test_a_grid_with_an_unlucky_random_graph_is_refused_before_anything_runs(cli
 def test_unfinished_runs_are_rows_of_their_own(cli, tmp_path):
     for seed, status, acc in ((1, "complete", 60.0), (2, "complete", 70.0), (3, "partial", 99.0)):
         folder = tmp_path / "p-codec-ring4" / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        labels = Labels(benchmark="p", method="codec", agents=4, topology="ring", seed=seed, tasks=2)
-        run = metrics([], labels, status, 1.0).model_copy(update={"acc": acc, "bwt": -1.0})
-        (folder / "metrics.json").write_text(json.dumps(run.dump()))
+        labels = {"benchmark": "p", "method": "codec", "agents": 4, "topology": "ring", "seed": seed}
+        write_metrics(folder, **labels, status=status, acc=acc)
     shown = cli("table", ".", cwd=tmp_path).stdout
     assert re.search(r"codec +ring 4 +2 +65\.00 ± 7\.07 .* complete", shown)
     assert re.search(r"codec +ring 4 +1 +99\.00 .* partial", shown)
@@ -314,24 +221,11 @@ def test_names_of_tasks_are_text_and_not_markup(cli, tmp_path):
         "    x, y = torch.rand(200, 1, 28, 28), torch.arange(200) % 2\n"
         "    return [codecl.Task((x, y), (x, y), 2, '[/bold] x'), codecl.Task((x, y), (x, y), 2, '[red]')]\n"
     )
-    done = cli(
-        "run", "--method", "codec", "--set", "data.stream=odd.py:stream", "--set", "train.epochs=1", cwd=tmp_path
-    )
+    stream = ("--set", "data.stream=odd.py:stream", "--set", "train.epochs=1")
+    done = cli("run", "--method", "codec", *stream, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[/bold] x") == 2
     assert done.stdout.count("[red]") == 2
-
-
-def test_a_class_without_images(cli, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import torch\nimport codecl\n"
-        "def stream():\n"
-        "    x, y = torch.rand(40, 1, 28, 28), torch.arange(40) % 9\n"
-        "    return [codecl.Task((x, y), (x, y), 10, 'letters')]\n"
-    )
-    line = failed(cli("run", "--set", "data.stream=mine.py:stream", "--quiet", cwd=tmp_path), 3)
-    assert "task 'letters': class 9 has no training images" in line
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_loss_that_becomes_nan_ends_the_run_and_keeps_the_record(cli, tmp_path):
@@ -353,20 +247,12 @@ def test_an_output_folder_with_another_config_is_refused_and_left_alone(cli, tmp
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def wait_for(condition, process, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the run ended before it could be interrupted"
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_ctrl_c_ends_cleanly_and_says_what_was_kept(cli, tmp_path):
-    command = [ENTRY, "run", "--method", "codec", "--set", "train.epochs=3"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: any(tmp_path.rglob("checkpoint/[0-9]*")), process)  # the first task is done
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    command = ("run", "--method", "codec", "--set", "train.epochs=3")
+    with running(*command, cwd=tmp_path, output=subprocess.PIPE) as process:
+        wait_for(lambda: any(tmp_path.rglob("checkpoint/[0-9]*")), process)  # the first task is done
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     (line,) = errors.strip().splitlines()
     assert line.startswith("codecl: interrupted; events, metrics and model of the finished tasks are in runs/")
@@ -379,7 +265,7 @@ def test_ctrl_c_ends_cleanly_and_says_what_was_kept(cli, tmp_path):
     shown = cli("table", "runs", cwd=tmp_path).stdout
     assert "partial" in shown
     first = (path.parent / "events.jsonl").read_text().splitlines()[0]
-    assert cli(*command[1:], "--resume", "--quiet", cwd=tmp_path).returncode == 0
+    assert cli(*command, "--resume", "--quiet", cwd=tmp_path).returncode == 0
     assert json.loads(path.read_text())["status"] == "complete"
     assert (path.parent / "events.jsonl").read_text().splitlines()[0] == first  # it went on, it did not start again
 
@@ -392,24 +278,9 @@ def test_resume_alone_starts_nothing(cli, tmp_path):
 
 def test_on_a_terminal_progress_is_live(tmp_path):
     """A real pseudo-terminal: task, epoch, loss, accuracy, bytes and time left, then the tables."""
-    main, side = pty.openpty()
     command = [ENTRY, "run", "--method", "codec", *TINY[:1], "train.epochs=20", *TINY[2:]]
-    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-    process = subprocess.Popen(command, cwd=tmp_path, stdin=side, stdout=side, stderr=side, env=variables)
-    os.close(side)
-    screen = b""
-    while True:
-        ready, _, _ = select.select([main], [], [], 120)
-        assert ready, "nothing was shown for two minutes"
-        try:
-            some = os.read(main, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not some:
-            break
-        screen += some
-    assert process.wait(timeout=60) == 0
-    text = screen.decode()
+    code, text = on_a_terminal(command, tmp_path, TERM="xterm-256color", COLUMNS="120", LINES="40")
+    assert code == 0
     assert "\x1b[" in text
     assert re.search(
         r"task [2-5]/5 · epoch \d+/20 · loss \d\.\d+ · ACC [\d.]+ % · CC [\d.]+ · sent [\d.]+ [kM]B · [a-z]{3}", text

@@ -60,17 +60,3 @@ def test_the_way_of_running_is_chosen_by_the_leading_rank_for_all(tmp_path):
     assert done[1][2] == done[2][2] == ""
     for path in tmp_path.rglob("events.jsonl"):
         assert set(facts(path.parent)[0]["ms_per_step"]) == {"stacked", "loop"}
-
-
-@pytest.mark.parametrize(
-    ("exchange", "said"),
-    [
-        ("cluster", "exchange: cluster needs a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (RANK is"),
-        ("pigeons", "exchange: 'pigeons' is not one of auto, simulated, cluster"),
-    ],
-)
-def test_mistakes_are_one_line(cli, tmp_path, exchange, said):
-    done = cli(*TINY, "--exchange", exchange, cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"codecl: {said}")

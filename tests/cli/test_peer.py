@@ -2,12 +2,8 @@
 
 import csv
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,20 +19,11 @@ from codecl.report.page import sections
 from codecl.runs.config import preset, resolve
 from tests.conftest import ROOT
 from tests.fleets import LocalFleet
+from tests.launching import codecl, running, wait_for
 
 pytest.importorskip("grpc")
 
 SMALL = ["--agents", "3", "--set", "train.epochs=2", "--set", "data.tasks=2"]
-
-
-def env():
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
-
-
-def codecl(*words, cwd):
-    command = [sys.executable, "-W", "error", "-m", "codecl", *words]
-    return subprocess.run(command, cwd=cwd, env=env(), capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +88,17 @@ def test_what_is_complete_is_not_repeated(local):
 @pytest.mark.alone
 def test_an_interrupted_fleet_leaves_nobody_behind_and_goes_on(tmp_path):
     more = ["--agents", "3", "--set", "data.tasks=2", "--set", "train.epochs=10"]
-    command = [sys.executable, "-m", "codecl", "peer", "local", "quickstart", *more]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def evaluated():
         records = [path.read_text() for path in tmp_path.glob("runs/*/seed-0/agent-?/events.jsonl")]
-        if len(records) == 3 and all('"kind": "eval"' in record for record in records):
-            break
-        time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 3
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+        return sum('"kind": "eval"' in record for record in records) == 3
+
+    with running("peer", "local", "quickstart", *more, cwd=tmp_path) as process:
+        wait_for(evaluated, process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     for path in tmp_path.glob("runs/*/seed-0/agent-?/metrics.json"):
         assert json.loads(path.read_text())["status"] == "partial"

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.cli.test_cli import failed
+
 TINY = ("--method", "codec", "--set", "data.tasks=2", "--set", "train.epochs=1", "--set", "train.batch_size=50")
 
 
@@ -21,12 +23,19 @@ def test_topologies_side_by_side(cli, tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing was run
 
 
-def test_json_says_what_the_run_then_records(cli, tmp_path):
-    assert cli("run", *TINY, "--quiet", cwd=tmp_path).returncode == 0
-    done = cli("plan", *TINY, "--like", "runs", "--json", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def ran(cli, tmp_path_factory):
+    """The folder with the run that is planned."""
+    folder = tmp_path_factory.mktemp("ran")
+    assert cli("run", *TINY, "--quiet", cwd=folder).returncode == 0
+    return folder
+
+
+def test_json_says_what_the_run_then_records(cli, ran):
+    done = cli("plan", *TINY, "--like", "runs", "--json", cwd=ran)
     assert done.returncode == 0, done.stderr
     (planned,) = json.loads(done.stdout)
-    (file,) = tmp_path.rglob("metrics.json")
+    (file,) = ran.rglob("metrics.json")
     traffic = json.loads(file.read_text())["traffic"]
     assert planned["known"] == "exact"
     for name in ("train_bytes", "boundary_bytes", "full_bytes"):
@@ -45,25 +54,9 @@ def test_the_tasks_of_one_plan_with_times(cli, tmp_path):
     assert planned["messages_s"] > 0
 
 
-def refused(cli, folder, *words, code=2, **env):
-    done = cli("plan", *words, cwd=folder, **env)
-    assert done.returncode == code
+def test_a_run_of_another_method_is_not_like_it(cli, ran):
+    done = cli("plan", *TINY, "--method", "dpsgd", "--like", "runs", cwd=ran)
+    assert "is a run of codec, which is not planned" in failed(done, 2)
     assert done.stdout == ""
-    (line,) = done.stderr.strip().splitlines()
-    return line
-
-
-def test_what_cannot_be_planned_is_one_line(cli, tmp_path):
-    assert "there is no" in refused(cli, tmp_path, "split-cifar100", code=3, CODECL_DATA=str(tmp_path))
-    assert "is not a bandwidth; write 10Mbit" in refused(cli, tmp_path, "--bandwidth", "10MB")
-    assert "no such folder" in refused(cli, tmp_path, "--like", "nowhere", code=3)
-    assert "hypercube needs a power of two" in refused(cli, tmp_path, "--topology", "hypercube", "--agents", "6")
-    assert "train.batch_size: 600" in refused(cli, tmp_path, "--set", "train.batch_size=600")
-
-
-def test_a_run_of_another_method_is_not_like_it(cli, tmp_path):
-    assert cli("run", *TINY, "--quiet", cwd=tmp_path).returncode == 0
-    line = refused(cli, tmp_path, *TINY, "--method", "dpsgd", "--like", "runs")
-    assert "is a run of codec, which is not planned" in line
-    both = cli("plan", *TINY, "--method", "codec,dpsgd", "--like", "runs", "--json", cwd=tmp_path)
+    both = cli("plan", *TINY, "--method", "codec,dpsgd", "--like", "runs", "--json", cwd=ran)
     assert [planned["known"] for planned in json.loads(both.stdout)] == ["exact", "exact"]

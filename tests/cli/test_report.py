@@ -1,23 +1,18 @@
-"""`codecl report` through the entry point: runs -> a page and pictures."""
+"""`codecl report` and `codecl figures`: runs -> a page and pictures."""
 
+import csv
 import json
 import re
-import shutil
 import time
 
 import pytest
 
-TINY = ("--set", "train.epochs=2", "--set", "data.tasks=2", "--quiet", "--json")
+from tests.cli.test_cli import failed
+from tests.problems import recorded_run
 
-
-@pytest.fixture(scope="module")
-def recorded(cli, tmp_path_factory):
-    """Two configurations, one of them of two seeds."""
-    folder = tmp_path_factory.mktemp("recorded")
-    for more in (("--seeds", "1,2", "--method", "codec"), ("--method", "dpsgd")):
-        done = cli("run", *TINY, *more, cwd=folder, OMP_NUM_THREADS="1")
-        assert done.returncode == 0, done.stderr
-    return folder / "runs"
+SMALL = ("--set", "train.epochs=2", "--set", "data.tasks=2", "--set", "train.batch_size=20")
+NAMES = ("figure-2-consensus", "figure-3-compression", "figure-7-loss")
+KINDS = ("svg", "png", "csv")
 
 
 def data_of(path):
@@ -30,7 +25,7 @@ def test_a_page_and_every_figure_as_three_files(cli, recorded, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     page = tmp_path / "out" / "report.html"
     assert re.fullmatch(r"out/report\.html  \d+ kB", done.stdout.splitlines()[-1])
-    assert "3 runs of 2 configurations" in page.read_text(encoding="utf-8")
+    assert "4 runs of 2 configurations" in page.read_text(encoding="utf-8")
     sections = data_of(page)
     figures = sum(len(section["figures"]) for section in sections)
     names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
@@ -41,18 +36,18 @@ def test_a_page_and_every_figure_as_three_files(cli, recorded, tmp_path):
 
 
 def test_the_page_has_the_accuracies_that_were_recorded(cli, recorded, tmp_path):
-    assert cli("report", str(recorded), "--no-figures", cwd=tmp_path).returncode == 0
+    folders = [str(recorded_run(recorded, method)) for method in ("codec", "dpsgd")]
+    assert cli("report", *folders, "--no-figures", cwd=tmp_path).returncode == 0
     assert not (tmp_path / "report" / "figures").exists()
     matrix = next(section for section in data_of(tmp_path / "report" / "report.html") if section["key"] == "matrix")
     shown = next(figure for figure in matrix["figures"] if "dpsgd" in figure["of"])["values"]
-    run = json.loads(next(recorded.glob("*dpsgd*/seed-*/metrics.json")).read_text())
+    run = json.loads((recorded_run(recorded, "dpsgd") / "metrics.json").read_text())
     for row, expected in zip(shown, run["accuracy_matrix"], strict=True):
         assert row == [None if value is None else pytest.approx(value, rel=1e-5) for value in expected]
 
 
-def test_a_broken_run_is_left_out_and_said(cli, recorded, tmp_path):
-    shutil.copytree(recorded, tmp_path / "runs")
-    broken = next((tmp_path / "runs").glob("*dpsgd*/seed-*"))
+def test_a_broken_run_is_left_out_and_said(cli, copied, tmp_path):
+    broken = recorded_run(copied, "dpsgd")
     (broken / "metrics.json").write_text("{")
     done = cli("report", "runs", "--no-figures", cwd=tmp_path)
     assert done.returncode == 0
@@ -77,19 +72,9 @@ def test_the_paper_stands_beside_where_it_is_asked_for(cli, recorded, tmp_path, 
     assert ("paper ACC" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")) == shown
 
 
-def test_no_runs_at_all_is_one_line(cli, tmp_path):
-    done = cli("report", "nowhere", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (3, "")
-    (line,) = done.stderr.splitlines()
-    assert "nowhere" in line
-    assert not (tmp_path / "report").exists()
-
-
 def test_a_place_that_cannot_be_written_is_one_line(cli, recorded, tmp_path):
     (tmp_path / "report").write_text("a file")
-    done = cli("report", str(recorded), "--no-figures", cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = failed(cli("report", str(recorded), "--no-figures", cwd=tmp_path), 2)
     assert line.startswith("codecl: --out: report cannot be written")
 
 
@@ -105,7 +90,7 @@ def long(folder, epochs):
 
 
 def test_twelve_runs_of_a_thousand_epochs_are_small_and_soon_there(cli, recorded, tmp_path):
-    source = next(recorded.glob("*codec*/seed-1"))
+    source = recorded_run(recorded)
     events, found = long(source, 500), json.loads((source / "metrics.json").read_text())
     for number in range(12):
         folder = tmp_path / "runs" / f"quickstart-codec{number}-ring4" / "seed-1"
@@ -121,11 +106,9 @@ def test_twelve_runs_of_a_thousand_epochs_are_small_and_soon_there(cli, recorded
     assert "12 runs of 12 configurations" in page.read_text(encoding="utf-8")
 
 
-def test_every_kind_of_bad_folder_among_good_ones(cli, recorded, tmp_path):
+def test_every_kind_of_bad_folder_among_good_ones(cli, copied, tmp_path):
     """Broken, empty, foreign, of another version: named on the page and in a line each; partial and degraded: shown."""
-    runs = tmp_path / "runs"
-    shutil.copytree(recorded, runs)
-    one, two = sorted(runs.glob("*codec*/seed-*"))
+    one, two = recorded_run(copied), recorded_run(copied, seed=2)
     (one / "metrics.json").unlink()  # killed
     (one / "events.jsonl").write_text((one / "events.jsonl").read_text()[:-200])
     (two / "metrics.json").write_text((two / "metrics.json").read_text().replace("complete", "degraded"))
@@ -135,8 +118,8 @@ def test_every_kind_of_bad_folder_among_good_ones(cli, recorded, tmp_path):
         ("broken", "events.jsonl", "{\n{}\n"),
         ("begun", "config.yaml", "preset: x\n"),
     ):
-        (runs / name / "seed-0").mkdir(parents=True)
-        (runs / name / "seed-0" / file).write_text(text)
+        (copied / name / "seed-0").mkdir(parents=True)
+        (copied / name / "seed-0" / file).write_text(text)
     (tmp_path / "empty").mkdir()
     done = cli("report", "runs", "empty", "nowhere", "--no-figures", cwd=tmp_path)
     assert done.returncode == 0
@@ -148,6 +131,69 @@ def test_every_kind_of_bad_folder_among_good_ones(cli, recorded, tmp_path):
     for name in bad:
         assert sum(name in line for line in lines) == 1, lines
         assert name in text
-    assert "3 runs of 2 configurations" in text
+    assert "4 runs of 2 configurations" in text
     assert "partial" in text
     assert "degraded" in text
+
+
+@pytest.fixture(scope="module")
+def first(cli, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    return folder, cli("figures", "quickstart", *SMALL, "--agents", "4,3", "--out", "drawn", cwd=folder)
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_runs_what_is_missing_and_draws_the_papers_figures(first):
+    folder, done = first
+    assert (done.returncode, done.stderr) == (0, "")
+    files = [f"drawn/{name}.{kind}" for name in NAMES for kind in KINDS]
+    assert done.stdout.splitlines()[-9:] == files
+    assert all((folder / file).stat().st_size for file in files)
+    assert "[5/5]" in done.stdout, "codec and dpsgd with a cosine schedule, codec of 4 and 3 agents, codec-full"
+    assert len(list((folder / "runs").glob("quickstart-*/seed-0/metrics.json"))) == 5
+
+
+def test_they_are_in_the_papers_form(first):
+    folder, _ = first
+    head, *consensus = rows(folder / "drawn" / "figure-2-consensus.csv")
+    assert head == ["series", "epoch of the task", "consensus error"]
+    assert [row[:2] for row in consensus] == [[f"task 2, {name}", at] for name in ("codec", "dpsgd") for at in "12"]
+    _, *compression = rows(folder / "drawn" / "figure-3-compression.csv")
+    assert [row[:2] for row in compression] == [
+        [f"{agents} agents", task] for agents in (4, 3) for task in ("digits", "clothes")
+    ]
+    assert float(compression[0][2]) == 1 < float(compression[1][2])
+    _, *loss = rows(folder / "drawn" / "figure-7-loss.csv")
+    codec, full = loss[:2], loss[2:]
+    assert (codec[0][0], full[0][0]) == ("task 2, codec", "task 2, codec-full")
+    for ours, theirs in zip(codec, full, strict=True):
+        assert float(ours[2]) == pytest.approx(float(theirs[2]), rel=1e-3), "compression loses nothing"
+
+
+def test_complete_runs_are_shown_not_repeated(cli, first):
+    folder, _ = first
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.json")}
+    done = cli("figures", *SMALL, "--agents", "4,3", "--out", "again", "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 9
+    assert kept == {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.json")}
+    for path in (folder / "drawn").iterdir():
+        assert (folder / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_one_agent_alone_has_no_traffic_to_show(cli, tmp_path):
+    done = cli("figures", *SMALL, "--agents", "1", "--quiet", "--set", "data.tasks=1", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [f"figures/figure-7-loss.{kind}" for kind in KINDS]
+    assert [line.split(":")[1].strip() for line in done.stderr.splitlines()] == list(NAMES[:2])
+
+
+def test_a_place_where_figures_cannot_be_written(cli, first, tmp_path):
+    folder, _ = first
+    (tmp_path / "file").write_text("")
+    where = ("--runs", str(folder / "runs"), "--out", str(tmp_path / "file"), "--quiet")
+    assert "cannot be written" in failed(cli("figures", *SMALL, "--agents", "4,3", *where, cwd=tmp_path), 2)

@@ -2,77 +2,50 @@
 
 import json
 import os
-import pty
 import re
-import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from contextlib import contextmanager
 
 import pytest
 
 from codecl import files
-from tests.conftest import ROOT
+from tests.launching import CODECL, codecl, on_a_terminal, running, wait_for
 
 SETTINGS = ["--method", "codec", "--set", "data.tasks=2", "--set", "train.epochs=3"]
 LONG = ["--method", "codec", "--set", "data.tasks=2", "--set", "train.epochs=400"]
 
 
-def env(**more):
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
-
-
-COMMAND = (sys.executable, "-W", "error", "-m", "codecl")
-
-
 def watch(*words, cwd):
-    command = [*COMMAND, "watch", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=env(), capture_output=True, text=True, timeout=120)
+    return codecl("watch", *words, cwd=cwd)
 
 
-@contextmanager
-def running(words, cwd):
-    """A run under way; none is left behind."""
-    process = subprocess.Popen(
-        [*COMMAND, "run", *words], cwd=cwd, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+def begun(folder, process):
+    """The folder of the run, when it has recorded an epoch."""
 
+    def recorded():
+        paths = folder.glob("runs/*/seed-*/events.jsonl")
+        return next((path.parent for path in paths if '"kind": "epoch"' in path.read_text()), None)
 
-def begun(folder, kind="epoch"):
-    """The folder of the run, when it has recorded such a fact."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for path in folder.glob("runs/*/seed-*/events.jsonl"):
-            if f'"kind": "{kind}"' in path.read_text():
-                return path.parent
-        time.sleep(0.05)
-    raise AssertionError("no run began")
+    return wait_for(recorded, process)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Of a run that was watched from before it began: the folder, and what was said."""
+    """Of a run that was watched from before it began: its folder, and what was said."""
     folder = tmp_path_factory.mktemp("done")
-    with running(SETTINGS, folder):
+    with running("run", *SETTINGS, cwd=folder):
         said = watch("runs", "--patience", 60, cwd=folder)
-    return folder, said
+    (run,) = folder.glob("runs/*/seed-0")
+    return run, said
 
 
 def test_a_run_is_waited_for_and_followed_to_its_end(done):
-    folder, said = done
+    run, said = done
     assert (said.returncode, said.stderr) == (0, "")
-    (run,) = folder.glob("runs/*/seed-0")
     found = json.loads((run / "metrics.json").read_text())
-    name = str(run.relative_to(folder / "runs"))
+    name = f"{run.parent.name}/{run.name}"
     lines = said.stdout.splitlines()
     assert all(line.startswith(f"{name}: ") for line in lines)
     assert re.search(rf"complete · task 2/2 .* ACC {found['acc']:.2f} % · CC {found['traffic']['cc']:.2f}", lines[-1])
@@ -80,21 +53,19 @@ def test_a_run_is_waited_for_and_followed_to_its_end(done):
 
 
 def test_what_is_complete_is_shown_and_that_is_all(done):
-    folder, _ = done
-    (run,) = folder.glob("runs/*/seed-0")
-    said = watch(run, cwd=folder)
+    run, _ = done
+    said = watch(run, cwd=run)
     assert (said.returncode, said.stderr) == (0, "")
     assert said.stdout.splitlines()[0] == "quickstart: codec, 4 agents on ring, seed 0"
-    once = watch(run, "--once", cwd=folder).stdout
+    once = watch(run, "--once", cwd=run).stdout
     for word in ("complete", "100 %", "1 digits", "2 clothes", "learned %", "consensus error"):
         assert word in once
     assert str(run) in "".join(once.split()), "folded where it is long"
-    assert re.search(r"run +state +task .*\n.* complete +2/2", watch("runs", "--once", cwd=folder).stdout)
+    assert re.search(r"run +state +task .*\n.* complete +2/2", watch("runs", "--once", cwd=run.parents[2]).stdout)
 
 
 def test_a_degraded_run(done, tmp_path):
-    folder, _ = done
-    (run,) = folder.glob("runs/*/seed-0")
+    run, _ = done
     shutil.copytree(run, tmp_path / "seed-0")
     for name in ("events.jsonl", "metrics.json"):
         path = tmp_path / "seed-0" / name
@@ -106,37 +77,29 @@ def test_a_degraded_run(done, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="locks cannot be seen here")
 def test_a_run_that_was_killed_is_known_as_stopped_and_goes_on_with_what_is_said(tmp_path):
-    with running(LONG, tmp_path) as process:
-        run = begun(tmp_path)
-        command = [*COMMAND, "watch", str(run.relative_to(tmp_path))]
-        watching = subprocess.Popen(
-            command, cwd=tmp_path, env=env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        time.sleep(2)
-        assert watching.poll() is None
-        process.kill()
-        said, errors = watching.communicate(timeout=30)
+    with running("run", *LONG, cwd=tmp_path) as process:
+        run = begun(tmp_path, process)
+        with running("watch", run.relative_to(tmp_path), cwd=tmp_path, output=subprocess.PIPE) as watching:
+            time.sleep(2)
+            assert watching.poll() is None
+            process.kill()
+            said, errors = watching.communicate(timeout=30)
     assert (watching.returncode, errors) == (1, "")
     assert "under way · task 1/2" in said
     (way_on,) = re.findall("^stopped: go on with `codecl (run .*)`$", said, re.M)
     assert "--set train.epochs=400" in way_on
-    with running(way_on.split()[1:], tmp_path):  # it is the same run: it takes the folder's lock
-        deadline = time.monotonic() + 30
-        while not files.is_locked(run):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with running(*way_on.split(), cwd=tmp_path) as process:  # it is the same run: it takes the folder's lock
+        wait_for(lambda: files.is_locked(run), process, 30)
         assert len(list(tmp_path.glob("runs/*/seed-*"))) == 1
 
 
 def test_ctrl_c_ends_the_watching_not_the_run(tmp_path):
-    with running(LONG, tmp_path) as process:
-        run = begun(tmp_path)
-        watching = subprocess.Popen(
-            [*COMMAND, "watch", str(run)], env=env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert watching.stdout.readline().startswith("quickstart: codec")
-        watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=30)
+    with running("run", *LONG, cwd=tmp_path) as process:
+        run = begun(tmp_path, process)
+        with running("watch", run, cwd=tmp_path, output=subprocess.PIPE) as watching:
+            assert watching.stdout.readline().startswith("quickstart: codec")
+            watching.send_signal(signal.SIGINT)
+            _, errors = watching.communicate(timeout=30)
         assert (watching.returncode, errors) == (130, "codecl: interrupted\n")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)  # which the run itself takes as: stop, and keep what there is
@@ -147,22 +110,10 @@ def test_ctrl_c_ends_the_watching_not_the_run(tmp_path):
 
 
 def test_on_a_terminal_all_stays_in_its_place(done):
-    folder, _ = done
-    (run,) = folder.glob("runs/*/seed-0")
-    near, far = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "watch", str(run)], env=env(COLUMNS="60", TERM="xterm"), stdout=far, stderr=far, stdin=far
-    )
-    os.close(far)
-    text = b""
-    while select.select([near], [], [], 30)[0]:
-        try:
-            text += os.read(near, 1 << 16)
-        except OSError:  # it has ended
-            break
-    os.close(near)
-    assert process.wait(10) == 0
-    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text.decode())
+    run, _ = done
+    code, text = on_a_terminal([*CODECL, "watch", str(run)], run, COLUMNS="60", TERM="xterm")
+    assert code == 0
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
     assert max(map(len, re.split(r"[\r\n]", plain))) <= 60
     assert "2 clothes" in plain
     assert "codecl" not in plain
@@ -175,11 +126,3 @@ def test_nothing_to_watch(tmp_path):
     (tmp_path / "empty").mkdir()
     said = watch("empty", "--patience", "0.2", cwd=tmp_path)
     assert (said.returncode, said.stderr) == (3, "codecl: empty: holds no run, begun or finished\n")
-
-
-def test_watching_needs_no_torch():
-    code = (
-        "import sys, codecl.runs.follow, codecl.cli.live, codecl.cli.display, codecl.cli;"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'matplotlib', 'tensorboard')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], env=env(), timeout=60).returncode == 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from codecl.data.task import TaskData
 from codecl.seeding import choose
 from codecl.train.state import Setup
 
@@ -91,6 +92,18 @@ def start(setup: Setup, module: nn.Module) -> tuple[list[str], list[str], list[W
     return body, [n for n in x[0] if n.startswith(f"{head}.")], x
 
 
+def batches(setup: Setup, data: TaskData) -> Iterator[tuple[float, Tensor, Tensor]]:
+    """Line 4 of both: the step size, images and labels of all agents, of each step of a task."""
+    for epoch in range(setup.train.epochs):
+        for images, labels in data.epoch(epoch, range(setup.topology.agents), setup.train.batch_size):
+            yield setup.train.lr_at(epoch), images, labels
+
+
+def mixed(w: Tensor, i: int, half: Weights, x: list[Weights], xhat: list[Weights]) -> Weights:
+    """Line 8 of both: agent i's half step, drawn to what it knows of its neighbours."""
+    return {k: half[k] + sum(w[i, j] * (xhat[j][k] - x[i][k]) for j in range(len(x))) for k in half}
+
+
 def algorithm_1(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], list[Weights]]]:
     """CoDeC. Yields the losses and all agents' weights after each step."""
     module = copy.deepcopy(module).double()
@@ -105,38 +118,28 @@ def algorithm_1(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], 
         for i in range(n):
             x[i].update({name: value.clone() for name, value in fresh.items()})
         xhat = copy.deepcopy(x)
-        for epoch in range(setup.train.epochs):
-            eta = setup.train.lr_at(epoch)
-            for images, labels in data.epoch(epoch, range(n), setup.train.batch_size):  # line 4
-                new, losses, q = [], [], []
-                for i in range(n):
-                    loss, g = gradient(module, x[i], images[i], labels[i])  # line 5
-                    for name in layers:  # line 6
-                        parts = [
-                            part - part @ m @ m.T for part, m in zip(matrices(module, name, g), M[name], strict=True)
-                        ]
-                        g.update(put(module, name, parts))
-                    half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
-                    mixed = {
-                        name: half[name] + sum(w[i, j] * (xhat[j][name] - x[i][name]) for j in range(n))
-                        for name in half
-                    }  # line 8
-                    q.append({name: mixed[name] - x[i][name] for name in mixed})  # line 9
-                    new.append(mixed)
-                    losses.append(loss)
-                for j in range(n):
-                    c = {  # line 10: coefficients; heads have no basis
-                        name: [part @ o for part, o in zip(matrices(module, name, q[j]), O[name], strict=True)]
-                        for name in layers
-                    }
-                    decoded = {name: q[j][name] for name in head}  # lines 12 and 13
-                    for name in layers:
-                        decoded.update(
-                            put(module, name, [part @ o.T for part, o in zip(c[name], O[name], strict=True)])
-                        )
-                    xhat[j] = {name: xhat[j][name] + decoded[name] for name in xhat[j]}  # line 14
-                x = new
-                yield losses, x
+        for eta, images, labels in batches(setup, data):
+            new, losses, q = [], [], []
+            for i in range(n):
+                loss, g = gradient(module, x[i], images[i], labels[i])  # line 5
+                for name in layers:  # line 6
+                    parts = [part - part @ m @ m.T for part, m in zip(matrices(module, name, g), M[name], strict=True)]
+                    g.update(put(module, name, parts))
+                half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
+                new.append(mixed(w, i, half, x, xhat))  # line 8
+                q.append({name: new[i][name] - x[i][name] for name in half})  # line 9
+                losses.append(loss)
+            for j in range(n):
+                c = {  # line 10: coefficients; heads have no basis
+                    name: [part @ o for part, o in zip(matrices(module, name, q[j]), O[name], strict=True)]
+                    for name in layers
+                }
+                decoded = {name: q[j][name] for name in head}  # lines 12 and 13
+                for name in layers:
+                    decoded.update(put(module, name, [part @ o.T for part, o in zip(c[name], O[name], strict=True)]))
+                xhat[j] = {name: xhat[j][name] + decoded[name] for name in xhat[j]}  # line 14
+            x = new
+            yield losses, x
         x = agreed(setup, x)
         p = choose(setup.seed, data.index, n)  # line 17
         sample = data.sample(p, setup.growth.images)
@@ -161,39 +164,32 @@ def algorithm_2(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], 
         for i in range(n):
             x[i].update({name: value.clone() for name, value in fresh.items()})
         xhat = copy.deepcopy(x)
-        for epoch in range(setup.train.epochs):
-            eta = setup.train.lr_at(epoch)
-            for images, labels in data.epoch(epoch, range(n), setup.train.batch_size):  # line 4
-                new, losses = [], []
-                for i in range(n):
-                    loss, g = gradient(module, x[i], images[i], labels[i])
-                    for name in body:  # lines 5 and 6: the gradient of λ/2 F (x - x_old)²
-                        g[name] = g[name] + penalty * fisher[name] * (x[i][name] - old[name])
-                    norm = sum(value.square().sum() for value in g.values()).sqrt()
-                    g = {name: value * min(1.0, float(clip / norm)) for name, value in g.items()}
-                    half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
-                    new.append(
-                        {
-                            name: half[name] + sum(w[i, j] * (xhat[j][name] - x[i][name]) for j in range(n))
-                            for name in half
-                        }
-                    )  # line 8
-                    losses.append(loss)
-                for j in range(n):  # lines 9-12
-                    xhat[j] = {name: xhat[j][name] + (new[j][name] - x[j][name]) for name in xhat[j]}
-                x = new
-                yield losses, x
+        for eta, images, labels in batches(setup, data):
+            new, losses = [], []
+            for i in range(n):
+                loss, g = gradient(module, x[i], images[i], labels[i])
+                for name in body:  # lines 5 and 6: the gradient of λ/2 F (x - x_old)²
+                    g[name] = g[name] + penalty * fisher[name] * (x[i][name] - old[name])
+                norm = sum(value.square().sum() for value in g.values()).sqrt()
+                g = {name: value * min(1.0, float(clip / norm)) for name, value in g.items()}
+                half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
+                new.append(mixed(w, i, half, x, xhat))  # line 8
+                losses.append(loss)
+            for j in range(n):  # lines 9-12
+                xhat[j] = {name: xhat[j][name] + (new[j][name] - x[j][name]) for name in xhat[j]}
+            x = new
+            yield losses, x
         x = agreed(setup, x)
         found = {name: torch.zeros_like(value) for name, value in fisher.items()}
-        batches = 0
+        count = 0
         for images, labels in data.epoch(-1, range(n), setup.train.batch_size):  # lines 17 and 22
-            batches += 1
+            count += 1
             for i in range(n):
                 _, g = gradient(module, x[i], images[i], labels[i])
                 for name in body:
                     found[name] += setup.train.batch_size * g[name].square() / n
         t = data.index
-        fisher = {name: (fisher[name] * t + found[name] / batches) / (t + 1) for name in body}
+        fisher = {name: (fisher[name] * t + found[name] / count) / (t + 1) for name in body}
         p = choose(setup.seed, t, n)
         x = [copy.deepcopy(x[p]) for _ in range(n)]
         old = copy.deepcopy(x[0])  # line 15, of the flooded model

@@ -19,7 +19,7 @@ from codecl.report.compare import about, compare, difference, plain, sheet
 from codecl.report.formats import spread_of_bytes
 from codecl.runs import config as presets
 from codecl.runs.writer import folder_of, labels_of
-from tests.report.conftest import write_metrics
+from tests.problems import change_metrics, write_metrics
 
 values = st.lists(st.integers(-1000, 1000).map(lambda number: number / 8), min_size=2, max_size=7)
 
@@ -174,8 +174,7 @@ def test_the_same_folder_twice(tmp_path):
 
 def test_of_tasks_that_stand_alone_each_own_model_counts(tmp_path):
     folder = write(tmp_path / "a", 1, (80.0, 70.0), {"method": {"name": "stl"}})
-    run = json.loads((folder / "metrics.json").read_text())
-    (folder / "metrics.json").write_text(json.dumps(run | {"accuracy_matrix": [[80.0, None], [10.0, 70.0]]}))
+    change_metrics(folder, accuracy_matrix=[[80.0, None], [10.0, 70.0]])
     assert rows(compare(folder, write(tmp_path / "b", 1)))["accuracy_1"]["a"] == 80.0
 
 
@@ -184,8 +183,7 @@ def test_fleets_are_runs(tmp_path):
     seed = tmp_path / "b" / whole.parent.name / "seed-1"
     for agent in range(2):
         shutil.copytree(whole, seed / f"agent-{agent}")
-        run = json.loads((whole / "metrics.json").read_text()) | {"agent": agent, "exchange": "peers"}
-        (seed / f"agent-{agent}" / "metrics.json").write_text(json.dumps(run))
+        change_metrics(seed / f"agent-{agent}", agent=agent, exchange="peers")
     found = compare(whole, seed)
     assert found.config == ["exchange: simulated, peers"]
     assert rows(found)["train_bytes"]["b"] == 2000

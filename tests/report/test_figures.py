@@ -6,11 +6,11 @@ from statistics import fmean
 
 import pytest
 
-from codecl.report.configurations import gather, group
+from codecl.report.configurations import gather
 from codecl.report.figures import Bars, Lines, Series, epochs, numbers, sending
 from codecl.report.page import sections
 from codecl.train.events import EpochEnded, Flooded, Grown
-from tests.report.conftest import events, one_of
+from tests.problems import event_lines, record, recorded_run
 
 
 def made(*paths):
@@ -94,7 +94,7 @@ def test_curves_over_epochs(shown, runs):
 
 
 def test_marks_only_where_tasks_begin_together(recorded, tmp_path):
-    lines = events(one_of(recorded))
+    lines = event_lines(recorded_run(recorded))
     folder = tmp_path / "runs" / "other" / "seed-1"
     folder.mkdir(parents=True)
     (folder / "events.jsonl").write_text("".join(line for line in lines if '"epoch": 1' not in line))
@@ -132,8 +132,11 @@ def test_bytes_and_time(shown, runs):
     assert steps.y[1] == mean(runs["dpsgd"], lambda run: run.metrics.timing.ms_per_iteration)
 
 
-def test_one_agent_tasks_alone_and_a_torus(others):
-    shown = made(others)
+def test_one_agent_tasks_alone_and_a_torus(tmp_path):
+    record(tmp_path, "stl")
+    record(tmp_path, "codec", agents="1")
+    record(tmp_path, "codec", agents="8", topology="torus")
+    shown = made(tmp_path)
     one, torus, stl = "codec · ring 1", "codec · torus 8", "stl · ring 4"
     assert list(shown["forgetting"]) == [one, torus]
     assert [line.name for line in shown["compression"][""].series] == [torus, stl]
@@ -145,32 +148,32 @@ def test_one_agent_tasks_alone_and_a_torus(others):
     assert len({x for x, _ in places}) == 4
     assert len({y for _, y in places}) == 2
     (line,) = [line for line in shown["mean"][""].series if line.name == stl]
-    (run,) = [run for run in gather([others]).runs if run.metrics.method == "stl"]
+    (run,) = [run for run in gather([tmp_path]).runs if run.metrics.method == "stl"]
     assert line.y[-1] == pytest.approx(run.metrics.acc), "the diagonal, as ACC of tasks alone is"
 
 
 def test_one_task_alone_has_no_forgetting(copied):
-    folder = one_of(copied)
+    folder = recorded_run(copied)
     (folder / "metrics.json").unlink()
-    first = next(i for i, line in enumerate(events(folder)) if '"kind": "eval"' in line)
-    (folder / "events.jsonl").write_text("".join(events(folder)[: first + 1]))
+    first = next(i for i, line in enumerate(event_lines(folder)) if '"kind": "eval"' in line)
+    (folder / "events.jsonl").write_text("".join(event_lines(folder)[: first + 1]))
     shown = made(folder)
     assert not {"forgetting", "mean", "matrix", "free"} & set(shown)
     assert shown["loss"][""].marks == []
 
 
 def test_mu_where_it_is_recorded(copied):
-    folder, lines = one_of(copied), []
-    for place, line in enumerate(events(folder)):
+    folder, lines = recorded_run(copied), []
+    for place, line in enumerate(event_lines(folder)):
         fact = json.loads(line)
         more = {"mu_mean": 0.5 if place % 2 else None, "mu_max": 0.75} if fact["kind"] == "epoch" else {}
         lines.append(json.dumps(fact | more))
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
-    plain = [json.loads(line) for line in events(one_of(copied, seed=2))]
+    plain = [json.loads(line) for line in event_lines(recorded_run(copied, seed=2))]
     unknown = [{key: value for key, value in fact.items() if not key.startswith("mu_")} for fact in plain]
-    (one_of(copied, seed=2) / "events.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in unknown))
-    assert "mu" not in made(one_of(copied, seed=2)), "a run of before it was recorded"
-    assert "mu" not in made(one_of(copied, method="dpsgd")), "nothing is constrained"
+    (recorded_run(copied, seed=2) / "events.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in unknown))
+    assert "mu" not in made(recorded_run(copied, seed=2)), "a run of before it was recorded"
+    assert "mu" not in made(recorded_run(copied, method="dpsgd")), "nothing is constrained"
     mean, most = made(folder)["mu"][""].series
     assert (mean.name, most.name) == ("codec · ring 4, mean", "codec · ring 4, most")
     assert set(mean.y) == {0.5}
@@ -179,8 +182,8 @@ def test_mu_where_it_is_recorded(copied):
 
 
 def test_a_loss_that_is_no_number_is_not_shown(copied):
-    folder = one_of(copied)
-    lines = events(folder)
+    folder = recorded_run(copied)
+    lines = event_lines(folder)
     place = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line)
     lines[place] = json.dumps(json.loads(lines[place]) | {"loss": [math.nan] * 4, "consensus_error": math.inf}) + "\n"
     (folder / "events.jsonl").write_text("".join(lines))
@@ -199,9 +202,3 @@ def test_long_curves_are_thinned_short_ones_are_not(count):
     assert {at for at in x if at % 100 == 0} | {1, count} <= set(line.x)
     assert line.y == [2 * at for at in line.x]
     assert len(line.std) == len(line.x)
-
-
-def test_a_configuration_of_partial_runs_says_so(copied):
-    for seed in (1, 2):
-        (one_of(copied, seed=seed) / "metrics.json").unlink()
-    assert [one.name for one in group(gather([copied]).runs)] == ["codec · ring 4 (partial)", BOTH[1]]

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from codecl.report import tensorboard as board
 from codecl.runs.reader import read_run
 from codecl.train.events import EpochEnded, TaskOpened
 from tests import problems
+from tests.cli.test_cli import failed
 from tests.conftest import ROOT
 
 EPOCHS, TASKS = 2, 3
@@ -30,7 +28,7 @@ def run(out, on_event=None, **fields):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory):  # not the session's: its module is at hand, to be trained again
     return run(tmp_path_factory.mktemp("run"))
 
 
@@ -186,14 +184,9 @@ def test_the_option_of_run(cli, tmp_path):
         assert len(points["loss/mean"]) == 2
 
 
-def test_without_tensorboard_nothing_is_trained(tmp_path):
+def test_without_tensorboard_nothing_is_trained(process, tmp_path):
     (tmp_path / "tensorboard.py").write_text("raise ImportError")
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
-    command = [sys.executable, "-m", "codecl", "run", *TINY, "--tensorboard"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip().endswith("TensorBoard is not installed; pip install 'codecl[tensorboard]'")
-    assert len(done.stderr.splitlines()) == 1
-    assert not Path(tmp_path / "runs").exists()
+    line = failed(process("run", *TINY, "--tensorboard", cwd=tmp_path, PYTHONPATH=path), 2)
+    assert line.endswith("TensorBoard is not installed; pip install 'codecl[tensorboard]'")
+    assert not (tmp_path / "runs").exists()

@@ -15,10 +15,6 @@ from codecl.space.roles import parameter_roles
 from codecl.space.tracing import without_running_statistics
 
 
-def look(module, images, **options):
-    return parameter_roles(module, images, **options)
-
-
 @st.composite
 def convolutions(draw):
     groups = draw(st.integers(1, 2))
@@ -45,7 +41,7 @@ def test_columns_times_weights_are_the_output(case, seed):
     images = torch.randn(
         3, conv.in_channels, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
-    places = look(nn.Sequential(conv, nn.Flatten()), images, head=None)
+    places = parameter_roles(nn.Sequential(conv, nn.Flatten()), images, head=None)
     (layer,) = places.layers
     parameters = dict(nn.Sequential(conv).named_parameters())
     ((_, use),) = layers.record(lambda: conv(images), [layer], parameters)
@@ -62,7 +58,7 @@ def test_columns_times_weights_are_the_output(case, seed):
 def test_split_undoes_join(case):
     conv, shape = case
     module = nn.Sequential(conv, nn.Flatten())
-    (layer,) = look(module, torch.zeros(1, conv.in_channels, *shape).double(), head=None).layers
+    (layer,) = parameter_roles(module, torch.zeros(1, conv.in_channels, *shape).double(), head=None).layers
     parameters = dict(module.named_parameters())
     again = layer.split(layer.join(parameters))
     assert set(again) == set(parameters)
@@ -73,7 +69,7 @@ def test_split_undoes_join(case):
 def test_every_model_of_ours_has_a_place_for_every_parameter(name):
     shape = (1, 28, 28) if name in ("mlp", "convnet") else (3, 32, 32)
     module = MODELS[name](shape, 10)
-    places = look(without_running_statistics(module), torch.randn(2, *shape))
+    places = parameter_roles(without_running_statistics(module), torch.randn(2, *shape))
     carried = {n for layer in places.layers for n in (layer.weight, layer.bias) if n}
     assert carried | set(places.head) | set(places.first) == set(dict(module.named_parameters()))
     assert all(n.startswith("head.") for n in places.head)
@@ -98,7 +94,7 @@ class Tied(nn.Module):
 def test_a_weight_used_twice_pools_the_columns_of_every_use():
     module = Tied(transposed=False)
     images = torch.randn(3, 4)
-    places = look(module, images)
+    places = parameter_roles(module, images)
     (layer,) = places.layers
     assert (layer.name, layer.rows) == ("one", 2)
     uses = layers.record(lambda: module(images), places.layers, dict(module.named_parameters()))
@@ -109,14 +105,14 @@ def test_a_weight_used_twice_pools_the_columns_of_every_use():
 def test_two_layers_that_share_a_parameter_are_one():
     module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
     module[2].weight = module[0].weight
-    places = look(module, torch.randn(3, 4))
+    places = parameter_roles(module, torch.randn(3, 4))
     assert [layer.name for layer in places.layers] == ["0"]
     assert not places.layers[0].linear  # a shared weight is built, never factored
 
 
 def refusal(module, images, **options):
     with pytest.raises(ConfigError) as caught:
-        look(module, images, **options)
+        parameter_roles(module, images, **options)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -145,7 +141,7 @@ def test_a_transposed_tie_is_refused_and_can_be_dense_or_frozen():
     assert "'one.weight'" in message
     assert "dense=['one.weight']" in message
     assert "frozen=['one.weight']" in message
-    places = look(Tied(transposed=True), torch.randn(3, 4), dense=["one.weight"], frozen=["one.bias"])
+    places = parameter_roles(Tied(transposed=True), torch.randn(3, 4), dense=["one.weight"], frozen=["one.bias"])
     assert (places.dense, places.first, places.layers) == (("one.weight",), ("one.bias",), ())
 
 
@@ -163,8 +159,8 @@ def test_a_parameter_without_a_place_is_named_with_the_way_out():
     message = refusal(Token(), torch.randn(3, 4))
     assert "'token' (of Token)" in message
     assert "dense=['token']" in message
-    assert look(Token(), torch.randn(3, 4), dense=["token"]).dense == ("token",)
-    assert look(Token(), torch.randn(3, 4), frozen=["token"]).first == ("token",)
+    assert parameter_roles(Token(), torch.randn(3, 4), dense=["token"]).dense == ("token",)
+    assert parameter_roles(Token(), torch.randn(3, 4), frozen=["token"]).first == ("token",)
 
 
 @pytest.mark.parametrize(
@@ -204,14 +200,14 @@ def test_raw_parameters_that_are_used_as_weights_are_layers_too():
             x = functional.linear(x, self.inner["a"])
             return self.head(functional.linear(x, self.inner["b"]))
 
-    assert [layer.name for layer in look(Raw(), torch.randn(3, 4)).layers] == ["inner.a", "inner.b"]
+    assert [layer.name for layer in parameter_roles(Raw(), torch.randn(3, 4)).layers] == ["inner.a", "inner.b"]
 
 
 def test_norms_train_in_the_first_task_and_constants_never():
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2))
     module[3].weight.requires_grad_(False)
     module[3].bias.requires_grad_(False)
-    places = look(module, torch.randn(3, 4))
+    places = parameter_roles(module, torch.randn(3, 4))
     assert places.first == ("1.weight", "1.bias", "2.weight", "2.bias")
     assert places.constant == ("3.weight", "3.bias")
     assert [layer.name for layer in places.layers] == ["0"]
@@ -227,9 +223,9 @@ def test_the_head_is_the_last_linear_that_is_called():
         def forward(self, x):
             return self.out(self.inner(x))
 
-    assert look(Backwards(), torch.randn(2, 4)).head == ("out.weight", "out.bias")
-    assert look(Backwards(), torch.randn(2, 4), head="inner").head == ("inner.weight", "inner.bias")
-    assert look(Backwards(), torch.randn(2, 4), head=None).head == ()
+    assert parameter_roles(Backwards(), torch.randn(2, 4)).head == ("out.weight", "out.bias")
+    assert parameter_roles(Backwards(), torch.randn(2, 4), head="inner").head == ("inner.weight", "inner.bias")
+    assert parameter_roles(Backwards(), torch.randn(2, 4), head=None).head == ()
     assert "there are out, inner" in refusal(Backwards(), torch.randn(2, 4), head="fc")
     assert "is not a Linear that gives its outputs" in refusal(
         nn.Sequential(nn.Conv1d(1, 1, 1), nn.Flatten()), torch.randn(2, 1, 4)
@@ -241,6 +237,6 @@ def test_the_survey_leaves_the_module_as_it_was():
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2))
     module[1].eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    look(module, torch.randn(3, 4))
+    parameter_roles(module, torch.randn(3, 4))
     assert [part.training for part in module] == [True, False, True, True]
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())

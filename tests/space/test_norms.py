@@ -16,26 +16,21 @@ from tests.problems import CPU, build, config, furthest, tasks, trajectory
 
 def normed() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Dropout(0.3),
-        nn.Flatten(),
-        nn.Linear(64, 8),
-        nn.BatchNorm1d(8),
-        nn.Tanh(),
-        nn.Linear(8, 3),
+        *(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten()),
+        *(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)),
     )
 
 
-TASK = {"train": {"norm_statistics": "task", "epochs": 2}}
-
-
-def test_sums_over_agents_are_the_statistics_of_all_images():
-    settings = config(**TASK)
-    setup, state = build(normed(), tasks(), settings)
-    data, parameters = setup.tasks[0], {**state.parameters, **setup.heads[0]}
+@pytest.fixture
+def first_task():
+    """The setup, its first task, the parameters, an exchange on a ring of 4."""
+    setup, state = build(normed(), tasks(), config(train={"norm_statistics": "task"}))
     exchange = Simulated(graph(TopologyConfig(name="ring"), 4, 0), torch.float64, CPU)
+    return setup, setup.tasks[0], {**state.parameters, **setup.heads[0]}, exchange
+
+
+def test_sums_over_agents_are_the_statistics_of_all_images(first_task):
+    setup, data, parameters, exchange = first_task
     ours = agreed_statistics(setup.module, [parameters] * 4, data, exchange, 2, batch=5)
     images = data.prepare(data.train[0])
     with torch.no_grad():
@@ -48,11 +43,9 @@ def test_sums_over_agents_are_the_statistics_of_all_images():
     assert setup.module[1].running_mean is None  # nothing stays behind
 
 
-def test_the_second_pass_is_normalised_by_the_first():
+def test_the_second_pass_is_normalised_by_the_first(first_task):
     """The statistics of a later norm are those that it meets when the earlier one uses its own."""
-    setup, state = build(normed(), tasks(), config(**TASK))
-    data, parameters = setup.tasks[0], {**state.parameters, **setup.heads[0]}
-    exchange = Simulated(graph(TopologyConfig(name="ring"), 4, 0), torch.float64, CPU)
+    setup, data, parameters, exchange = first_task
     ours = agreed_statistics(setup.module, [parameters] * 4, data, exchange, 0, batch=7)
     seen = norms.measure(setup.module, parameters, [data.prepare(data.train[0])], ours)
     met = norms.statistics_of(seen, torch.float64)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import codecl
 from codecl.errors import ConfigError
+from codecl.methods import DEwc
+from codecl.registry import code_digest
 from codecl.train.loop import train
 from tests.problems import build, config, furthest, tasks, trajectory
 
@@ -37,6 +39,12 @@ def lossless(module, stream=None, **fields):
     stream = stream or tasks()
     runs = [trajectory(module, stream, config(method=m, **fields)) for m in ("codec", "codec-full")]
     return max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-10
+
+
+def factored(module):
+    """The layers that are factored in the second task."""
+    setup, state = build(module, tasks(2), config())
+    return [event.factored for event in train(setup, state) if event.kind == "task"][1]
 
 
 class Asking(nn.Module):
@@ -127,19 +135,18 @@ class Patched(nn.Module):
         return self.head(torch.tanh(x))
 
 
-@pytest.mark.parametrize("how", ["own forward", "hook that uses the weight", "raises first", "other use in training"])
-def test_a_linear_that_is_not_plainly_called_is_never_factored(how):
-    module = Patched(how)
-    setup, state = build(module, tasks(2), config())
-    assert [event.factored for event in train(setup, state) if event.kind == "task"][1] == []
-    assert lossless(module)
-
-
-def test_shared_weights_are_never_factored():
+def shared():
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 72), nn.Tanh(), nn.Linear(72, 72), nn.Tanh(), nn.Linear(72, 3))
     module[3].weight, module[3].bias = module[1].weight, module[1].bias
-    setup, state = build(module, tasks(2), config())
-    assert [event.factored for event in train(setup, state) if event.kind == "task"][1] == []
+    return module
+
+
+WAYS = ("own forward", "hook that uses the weight", "raises first", "other use in training")
+
+
+@pytest.mark.parametrize("module", [*map(Patched, WAYS), shared()], ids=[*WAYS, "shared"])
+def test_a_linear_that_is_not_plainly_called_or_is_shared_is_never_factored(module):
+    assert factored(module) == []
     assert lossless(module)
 
 
@@ -157,10 +164,7 @@ def test_a_module_given_in_evaluation_mode_trains_with_dropout(tmp_path):
 
 
 def test_factored_layers_are_those_that_are_called_as_such():
-    for module, factored in ((Asking(), ["net.0", "net.1"]), (Direct(), []), (hooked(), ["1"])):
-        setup, state = build(module, tasks(2), config())
-        opened = [event for event in train(setup, state) if event.kind == "task"]
-        assert opened[1].factored == factored
+    assert [factored(module) for module in (Asking(), Direct(), hooked())] == [["net.0", "net.1"], [], ["1"]]
 
 
 @pytest.mark.parametrize("place", ["dense", "frozen"])
@@ -192,9 +196,8 @@ def test_a_bare_linear_is_its_own_head(tmp_path):
 
 
 def test_a_last_test_batch_of_one_image_joins_the_one_before(tmp_path):
-    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     settings = {**SMALL, "train": {"epochs": 1, "batch_size": 4, "test_batch_size": 47}}
-    assert codecl.fit(module, tasks(1), out=tmp_path, **settings).metrics["status"] == "complete"
+    assert codecl.fit(normed(), tasks(1), out=tmp_path, **settings).metrics["status"] == "complete"
 
 
 def test_backward_passes_that_cannot_be_stacked_run_in_a_loop():
@@ -270,8 +273,6 @@ def test_attributes_and_hidden_buffers_make_another_model(tmp_path):
 
 
 def test_code_without_a_file_is_told_apart_by_what_it_does():
-    from codecl.registry import code_digest
-
     def made(text):
         space = {"__name__": "notebook"}
         exec(f"class Net:\n    def forward(self, x):\n        return [{text} for y in x]", space)
@@ -301,41 +302,32 @@ class ConvLast(nn.Module):
         return self.conv(self.line(x)).mean((2, 3))
 
 
+def flat_linear(inputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 3))
+
+
+def normed():
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+BIAS = ["0.bias"]
+
+
 @pytest.mark.parametrize(
     ("module", "settings", "says"),
     [
         (Counting(), {}, "buffer 'seen' changes while the model trains"),
         (ConvLast(), {}, "is not a Linear that gives its outputs"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), {}, "lazy layers"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).requires_grad_(False), {}, "nothing in it trains"),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-            {"train": {"batch_size": 1}},
-            "training on 1 images",
-        ),
-        (nn.Sequential(nn.Flatten(), nn.Linear(70, 3)), {}, "fails: RuntimeError: mat1 and mat2"),
+        (flat_linear(72).requires_grad_(False), {}, "nothing in it trains"),
+        (normed(), {"train": {"batch_size": 1}}, "training on 1 images"),
+        (flat_linear(70), {}, "fails: RuntimeError: mat1 and mat2"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(3456, 3)), {}, "it gives|fails"),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-            {"growth": {"images": 4, "subspace_from": "all"}},
-            "taking 1 images",
-        ),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-            {"train": {"batch_size": 4, "test_batch_size": 1}},
-            "taking 1 images",
-        ),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(72, 3)),
-            {"head": None, "frozen": ["1.weight", "1.bias"]},
-            "nothing trains",
-        ),
+        (normed(), {"growth": {"images": 4, "subspace_from": "all"}}, "taking 1 images"),
+        (normed(), {"train": {"batch_size": 4, "test_batch_size": 1}}, "taking 1 images"),
+        (flat_linear(72), {"head": None, "frozen": ["1.weight", "1.bias"]}, "nothing trains"),
         (nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.Linear(4, 3)), {"frozen": ["2.weight"]}, "is the head's"),
-        (
-            nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
-            {"frozen": ["0.bias"], "dense": ["0.bias"]},
-            "is in both|it gives",
-        ),
+        (nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), {"frozen": BIAS, "dense": BIAS}, "is in both|it gives"),
     ],
 )
 def test_modules_that_are_refused_before_training(module, settings, says, tmp_path):
@@ -369,29 +361,17 @@ def test_another_model_is_another_run_even_with_equal_weights(tmp_path):
 
 def test_other_code_in_a_users_file_is_another_run(cli, tmp_path):
     text = "from codecl.methods import Dpsgd\nclass Mine(Dpsgd):\n    '''{}'''\n"
-    command = (
-        "run",
-        "--method",
-        "mine.py:Mine",
-        "--set",
-        "train.epochs=1",
-        "--set",
-        "train.batch_size=100",
-        "--json",
-        "--quiet",
-    )
+    short = ("--set", "train.epochs=1", "--set", "train.batch_size=100", "--json", "--quiet")
     folders = []
     for version in ("one", "one", "two"):
         (tmp_path / "mine.py").write_text(text.format(version))
-        (run,) = json.loads(cli(*command, cwd=tmp_path).stdout)
+        (run,) = json.loads(cli("run", "--method", "mine.py:Mine", *short, cwd=tmp_path).stdout)
         folders.append(run["folder"])
     assert folders[0] == folders[1] != folders[2]
     assert "-Mine-" in folders[0]
 
 
 def test_a_method_of_ours_as_an_object_is_the_method_by_name(tmp_path):
-    from codecl.methods import DEwc
-
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 9), nn.Linear(9, 3))
     named = codecl.fit(module, tasks(2), out=tmp_path, method="d-ewc", **SMALL)
     assert not codecl.fit(module, tasks(2), out=tmp_path, method=DEwc(), **SMALL).trained
