@@ -122,20 +122,25 @@ def write_metrics(
 
 
 def build(
-    module: nn.Module, stream: list[Task], settings: RunConfig, exchange: BuildExchange = Simulated
+    module: nn.Module,
+    stream: list[Task],
+    settings: RunConfig,
+    exchange: BuildExchange = Simulated,
+    device: torch.device = CPU,
 ) -> tuple[Setup, State]:
-    return build_setup(settings, task_data(settings, stream, CPU), CPU, module, exchange)
+    return build_setup(settings, task_data(settings, stream, device), device, module, exchange)
 
 
-def trajectory(module: nn.Module, stream: list[Task], settings: RunConfig) -> Iterator[list[dict[str, torch.Tensor]]]:
+def trajectory(
+    module: nn.Module, stream: list[Task], settings: RunConfig, device: torch.device = CPU
+) -> Iterator[list[dict[str, torch.Tensor]]]:
     """All parameters of all agents after each step."""
-    setup, state = build(module, stream, settings)
     layout = None
-    for event in train(setup, state):
+    for event in train(*build(module, stream, settings, device=device)):
         if event.kind == "task":
             layout = event.agents.layout
         if event.kind == "step":
-            yield [layout.parameters(row) for row in event.coords_AD]
+            yield [layout.parameters(row) for row in event.coords_AD.clone()]
 
 
 def furthest(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> float:

@@ -17,7 +17,7 @@ from codecl.data.verify import counts_text, shape_text
 from tests.cli.test_cli import failed
 from tests.conftest import ROOT
 from tests.data import canonical
-from tests.data.server import serving
+from tests.data.canonical import serving
 from tests.data.test_readers import spread
 from tests.launching import ENTRY, on_a_terminal
 

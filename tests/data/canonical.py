@@ -1,4 +1,4 @@
-"""Small data sets in the formats in which the big ones are published.
+"""Small data sets in the formats in which the big ones are published, and a server of files that can go wrong.
 
 `write(name, folder, n_train, n_test, seed)` makes one of the seven, of the right shape, and gives the path to add and
 the arrays in it. Every class has images as long as there are as many images as classes."""
@@ -8,7 +8,11 @@ import io
 import pickle
 import struct
 import tarfile
+import threading
+import time
 import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +189,38 @@ def unpack(archive: Path, folder: Path) -> Path:
     with tarfile.open(archive) as held:
         held.extractall(folder, filter="data")
     return folder
+
+
+@contextmanager
+def serving(files, cut=(), stall=()):
+    """On the loopback; gives (address, names asked for). Files in `cut` end halfway, those in `stall` wait there."""
+    asked, stop = [], threading.Event()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.lstrip("/")
+            asked.append(name)
+            if name not in files:
+                self.send_error(404)
+                return
+            data = files[name]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2] if name in (*cut, *stall) else data)
+            while name in stall and not stop.is_set():
+                time.sleep(0.05)
+
+        def log_message(self, *words):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        stop.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

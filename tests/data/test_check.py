@@ -1,6 +1,7 @@
 """The content digest and the verdict on a data set."""
 
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -43,8 +44,6 @@ def test_the_digest_changes_with_any_pixel_or_label(images, data):
 def test_the_digest_is_written_down():
     """So that the catalogue's digests stay what they mean."""
     images = ImageSet(np.zeros((1, 1, 2, 2), np.uint8), np.array([1]), np.ones((1, 1, 2, 2), np.uint8), np.array([2]))
-    from hashlib import sha256
-
     train = sha256(b"\1\0\0\0\0\0\0\0" + b"\0\0\0\0").digest()
     test = sha256(b"\2\0\0\0\0\0\0\0" + b"\1\1\1\1").digest()
     assert content_digest(images) == sha256(train + test).hexdigest()
@@ -56,14 +55,8 @@ def made():
 
 
 def entry(made, **changes):
-    facts = {
-        "name": "x",
-        "shape": (1, 28, 28),
-        "classes": 10,
-        "counts": ((40, 20),),
-        "digests": (content_digest(made),),
-    }
-    return Entry(**(facts | changes))
+    facts = {"name": "x", "shape": (1, 28, 28), "classes": 10, "counts": ((40, 20),)}
+    return Entry(**{**facts, "digests": (content_digest(made),), **changes})
 
 
 def test_ok_fits_own_and_wrong(made):

@@ -16,8 +16,9 @@ from codecl.data import add as adding
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE, File
 from codecl.errors import DataError
+from tests.cli.test_cli import failed
 from tests.data import canonical
-from tests.data.server import serving
+from tests.data.canonical import serving
 
 NOWHERE = "http://127.0.0.1:9"  # nobody listens there
 
@@ -164,23 +165,16 @@ def test_what_was_fetched_is_checked_like_anything_else(folder, tmp_path):
     assert contents(folder) == before
 
 
-def one_line(done, code):
-    assert done.returncode == code, done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    return line
-
-
 def test_the_command_with_a_wrong_file_none_and_no_server(cli, folder, tmp_path):
     _, _, files = small("mnist", tmp_path / "made")
     before = contents(folder)
     where = {"cwd": tmp_path, "CODECL_DATA": str(folder)}
     with serving(files) as (address, _):
-        assert "its MD5 is not f68b3c2dcbeaaa9f" in one_line(
-            cli("data", "fetch", "mnist", "--from", address, **where), 3
-        )
+        done = cli("data", "fetch", "mnist", "--from", address, **where)
+        assert "its MD5 is not f68b3c2dcbeaaa9f" in failed(done, 3)
     with serving({}) as (address, _):
-        assert "404 Not Found" in one_line(cli("data", "fetch", "svhn", "--from", address, **where), 3)
-    line = one_line(cli("data", "fetch", "cifar100", "--from", NOWHERE, **where), 3)
+        assert "404 Not Found" in failed(cli("data", "fetch", "svhn", "--from", address, **where), 3)
+    line = failed(cli("data", "fetch", "cifar100", "--from", NOWHERE, **where), 3)
     assert "no connection" in line
     assert line.endswith(
         "download https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz elsewhere,"

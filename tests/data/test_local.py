@@ -15,6 +15,7 @@ from codecl.train.loop import train
 from tests.data.canonical import arrays
 from tests.problems import CPU, build, config, perceptron, tasks
 
+LOCAL = r"data\.local_path: "
 STATED = {"mean": [0.5], "std": [0.25], "steps_per_epoch": 3}
 
 
@@ -115,18 +116,9 @@ def test_tasks_are_those_of_the_catalogue_whatever_classes_the_agent_has(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"steps_per_epoch": None},
-            r"data\.local_path: '.*' is not allowed: .*; say how many steps: data\.steps_per_epoch=50",
-        ),
-        (
-            {"stream": "quickstart"},
-            r"data\.local_path: data\.stream 'quickstart' is not made of data set files; use split-",
-        ),
-        (
-            {"stream": "whole(mnist) + own.py:f"},
-            r"data\.local_path: data\.stream 'own\.py:f' is not made of data set files",
-        ),
+        ({"steps_per_epoch": None}, LOCAL + r"'.*' is not allowed: .*; say how many steps: data\.steps_per_epoch=50"),
+        ({"stream": "quickstart"}, LOCAL + r"data\.stream 'quickstart' is not made of data set files; use split-"),
+        ({"stream": "whole(mnist) + own.py:f"}, LOCAL + r"data\.stream 'own\.py:f' is not made of data set files"),
         ({"stream": "split(scans, 2)"}, r"leaves open how many classes there are; use split\(scans, 2, N\)"),
         ({"stream": "whole(scans)"}, r"leaves open how many classes there are; use whole\(scans, N\)"),
         ({"mean": (), "std": ()}, r"would be measured on this agent's images; state data\.mean and data\.std"),

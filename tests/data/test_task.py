@@ -51,10 +51,15 @@ def test_an_epoch_is_full_batches_of_a_fresh_shuffle(images, agents, batch, epoc
     assert torch.equal(again.images_AB, batches[0].images_AB)
 
 
-def stepped(images, agents, steps, seed=0, augment="none"):
+def stepped(images, agents, steps, augment="none"):
     config = DataConfig(steps_per_epoch=steps, augment=augment)
     task = coloured(images) if augment != "none" else numbered(images)
-    return TaskData(0, task, TaskOptions(agents, seed=seed, dtype=torch.float64, config=config))
+    return TaskData(0, task, TaskOptions(agents, dtype=torch.float64, config=config))
+
+
+def cropped(task, agents=1, **fields):
+    config = DataConfig(augment="crop-flip", **fields)
+    return TaskData(0, task, TaskOptions(agents, dtype=torch.float64, config=config))
 
 
 @given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
@@ -79,13 +84,11 @@ def test_stated_steps_that_need_no_repetition_change_nothing(images, agents, bat
     if batch > images // agents:
         return
     plain = stepped(images, agents, None, augment=augment)
-    most = plain.steps(batch)
-    assert torch.equal(
-        stepped(images, agents, most, augment=augment).indices(1, range(agents), batch),
-        plain.indices(1, range(agents), batch),
-    )
+    whole_epoch = plain.indices(1, range(agents), batch)
+    all_steps = stepped(images, agents, plain.steps(batch), augment=augment)
+    assert torch.equal(all_steps.indices(1, range(agents), batch), whole_epoch)
     fewer = stepped(images, agents, 1, augment=augment).indices(1, range(agents), batch)
-    assert torch.equal(fewer[..., 0], plain.indices(1, range(agents), batch)[:1, ..., 0])
+    assert torch.equal(fewer[..., 0], whole_epoch[:1, ..., 0])
 
 
 def test_a_partition_and_a_sampler_of_ones_own():
@@ -189,7 +192,7 @@ def coloured(images=12, side=6):
 
 def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
     task = coloured()
-    data = TaskData(0, task, TaskOptions(2, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
+    data = cropped(task, 2)
     padded = torch.nn.functional.pad(task.train[0], (4, 4, 4, 4))
     seen = set()
     for epoch in range(8):
@@ -213,9 +216,7 @@ def test_past_the_edge_is_what_scaling_makes_0():
     white = (torch.full((6, 3, 6, 6), 255, dtype=torch.uint8), torch.arange(6) % 2)
     task = Task(white, white, 2, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 0.25))
     for crop_fill, edges in (("black", (-1.0, -1.0, -0.5)), ("mean", (0.0, 0.0, 0.0))):
-        data = TaskData(
-            0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(augment="crop-flip", crop_fill=crop_fill))
-        )
+        data = cropped(task, crop_fill=crop_fill)
         found = torch.cat([data.batch(indices)[0].flatten(0, 1) for indices in data.indices(0, [0], 2)])
         for channel, (edge, inner) in enumerate(zip(edges, (1.0, 3.0, 3.5), strict=True)):
             values = found[:, channel].unique()
@@ -224,7 +225,7 @@ def test_past_the_edge_is_what_scaling_makes_0():
 
 
 def test_variations_depend_on_seed_agent_task_and_epoch_alone():
-    data = TaskData(0, coloured(), TaskOptions(2, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
+    data = cropped(coloured(), 2)
     assert torch.equal(data.indices(3, range(2), 3), data.indices(3, range(2), 3))
     assert torch.equal(data.indices(3, [1], 3)[:, 0], data.indices(3, range(2), 3)[:, 1])
     assert not torch.equal(data.indices(3, [1], 3)[..., 1:], data.indices(4, [1], 3)[..., 1:])
@@ -232,7 +233,7 @@ def test_variations_depend_on_seed_agent_task_and_epoch_alone():
 
 def test_tests_and_growth_see_images_as_they_are():
     task = coloured()
-    data = TaskData(0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
+    data = cropped(task)
     held, _ = data.held_out()
     assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
     originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
@@ -240,6 +241,6 @@ def test_tests_and_growth_see_images_as_they_are():
 
 
 def test_crops_need_maps():
-    task = Task((torch.ones(4, 5), torch.arange(4) % 2), (torch.ones(4, 5), torch.arange(4) % 2), 2, "flat")
+    flat = torch.ones(4, 5), torch.arange(4) % 2
     with pytest.raises(ConfigError, match=r"data.augment: crop-flip needs images .* 'flat' are \[5\]"):
-        TaskData(0, task, TaskOptions(1, dtype=torch.float64, config=DataConfig(augment="crop-flip")))
+        cropped(Task(flat, flat, 2, "flat"))

@@ -14,21 +14,10 @@ from codecl.runs.resume import extended
 from tests.cli.test_cli import TINY, failed
 from tests.data.canonical import arrays
 from tests.faults.test_resume import numbers, same
-from tests.faults.victim import module
+from tests.faults.victim import SETTINGS, TRAIN, module
 from tests.problems import tasks
 
-MORE = {
-    "data": {"augment": "crop-flip"},
-    "growth": {"threshold": 0.9, "images": 8},
-    "train": {
-        "epochs": 3,
-        "batch_size": 4,
-        "lr": 0.02,
-        "momentum": 0.9,
-        "norm_statistics": "task",
-        "execution": "loop",
-    },
-}
+MORE = {**SETTINGS, "train": {"epochs": 3, **TRAIN}}
 
 
 @pytest.mark.parametrize("method", ["codec", "codec-full", "d-ewc", "stl"])

@@ -1,14 +1,14 @@
 """What goes wrong is noticed, named, and loses nothing."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
 
 import codecl
-from codecl.errors import RunFailed
+from codecl.errors import ConfigError, RunFailed
 from codecl.exchange import Simulated, digest
+from codecl.runs.reader import read_events, read_metrics
+from codecl.space import growth
 from codecl.train.loop import train
 from tests.problems import build, config, perceptron, tasks
 
@@ -35,16 +35,9 @@ def test_a_damaged_flood_is_an_error_never_a_silent_decode():
 
 def test_digests_tell_tensors_apart():
     a = {"x": torch.zeros(2, 3), "y": torch.ones(2)}
-    same = {"y": torch.ones(2), "x": torch.zeros(2, 3)}
-    assert digest(a) == digest(same)
-    minus_zero = -torch.zeros(2, 3)
-    for other in (
-        {**a, "x": torch.zeros(3, 2)},
-        {**a, "x": torch.zeros(2, 3).double()},
-        {**a, "x": minus_zero},
-        {"x": a["x"], "z": a["y"]},
-        {"x": a["x"]},
-    ):
+    assert digest(a) == digest({"y": torch.ones(2), "x": torch.zeros(2, 3)})
+    others = [{**a, "x": x} for x in (torch.zeros(3, 2), torch.zeros(2, 3).double(), -torch.zeros(2, 3))]
+    for other in (*others, {"x": a["x"], "z": a["y"]}, {"x": a["x"]}):
         assert digest(other) != digest(a)
     assert digest({"x": torch.zeros(0)}) != digest({})
 
@@ -57,12 +50,11 @@ def test_a_loss_that_is_not_finite_names_task_step_and_agent_and_keeps_the_recor
     with pytest.raises(RunFailed, match=r"task 2 \(t1\), step \d+, agent \d: the loss is (nan|inf); lower train.lr"):
         codecl.fit(unbounded, huge, out=tmp_path, method="dpsgd", **SMALL)
     (folder,) = (path.parent for path in tmp_path.rglob("metrics.json"))
-    found = json.loads((folder / "metrics.json").read_text())
-    assert found["status"] == "partial"
-    assert len(found["accuracy_matrix"]) == 1
+    metrics = read_metrics(folder)
+    assert metrics.status == "partial"
+    assert len(metrics.accuracy_matrix) == 1
     assert (folder / "model" / "task-1.safetensors").is_file()
-    kinds = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert kinds[-2:] == ["task", "end"]
+    assert [event.kind for event in read_events(folder)][-2:] == ["task", "end"]
 
 
 def test_the_step_that_is_named_is_the_first_bad_one():
@@ -84,42 +76,20 @@ def test_the_step_that_is_named_is_the_first_bad_one():
 
 
 def test_growth_on_inputs_that_are_not_finite_is_refused():
-    from codecl.space import growth
-
     free = {"fc": [torch.eye(3, dtype=torch.float64)]}
     bad = {"fc/0": (torch.full((3, 3), torch.nan, dtype=torch.float64), torch.tensor(1.0).double())}
     with pytest.raises(RunFailed, match="inputs of layer 'fc' are not finite"):
         growth.grow(free, bad, 0.9, torch.float64)
 
 
-def test_an_interrupted_run_leaves_a_partial_record_and_starts_again(tmp_path):
-    module, stream = perceptron(), tasks()
-
-    def stop(event):
-        if event.kind == "epoch" and event.task == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        codecl.fit(module, stream, out=tmp_path, on_event=stop, **SMALL)
-    (path,) = tmp_path.rglob("metrics.json")
-    assert json.loads(path.read_text())["status"] == "partial"
-    result = codecl.fit(module, stream, out=tmp_path, **SMALL)
-    assert result.trained
-    assert result.folder == path.parent
-    assert result.metrics["status"] == "complete"
-
-
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
-    from codecl.errors import ConfigError
-
     module = perceptron()
     again = codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
-    (again.folder / "config.yaml").write_text(
-        (again.folder / "config.yaml").read_text().replace("batch_size: 4", "batch_size: 5")
-    )
+    path = again.folder / "config.yaml"
+    path.write_text(path.read_text().replace("batch_size: 4", "batch_size: 5"))
     with pytest.raises(ConfigError, match=r"holds a run with another config \(train.batch_size: 5, 4\)"):
         codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
-    (again.folder / "config.yaml").unlink()
+    path.unlink()
     with pytest.raises(ConfigError, match="is not a run folder"):
         codecl.fit(module, tasks(2), out=tmp_path, **SMALL)
     assert (again.folder / "metrics.json").is_file()

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +31,13 @@ from codecl.peers.certificates import name_of
 from codecl.peers.decisions import PeersConfig
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History
+from codecl.peers.local import free_ports
 from codecl.peers.membership import QUIET_S, RateLimitedLog
 from codecl.peers.node import MAX_SUMS, Node
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
-from tests.launching import PYTHON, free_port, variables
+from tests.launching import PYTHON, variables
+from tests.laws.test_peers import mutated
 
 AGENTS, ME, HOSTILE, GOOD = 5, 3, 1, (2, 4)
 LINKS = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 0)]
@@ -46,7 +48,7 @@ CONFIG = validate({"preset": "fit", "agents": AGENTS, "topology": {"name": "mine
 
 def made(folder):
     """A fleet on the loopback: its members."""
-    addresses = [("127.0.0.1", free_port()) for _ in range(AGENTS)]
+    addresses = [("127.0.0.1", port) for port in free_ports(AGENTS)]
     return [fleet.read(path) for path in fleet.init(CONFIG, addresses, PeersConfig(), folder)]
 
 
@@ -55,9 +57,9 @@ def first_commit(members, values=None, grower=0, task=0, before=START):
     return history.sign_commit(peer.identity_of(members[grower]), task, range(AGENTS), before, values)
 
 
-def first_history(members):
+def first_history(commit):
     out = History(START, {"head"})
-    out.take(first_commit(members))
+    out.take(commit)
     return out
 
 
@@ -75,11 +77,13 @@ class Spied(Node):
         self.reached[peer] += 1
         super().receive(peer, data)
 
-    def at_work(self, past, connect):
-        """In the middle of the second task, where the chart has SIZE numbers."""
-        self.position, self.row_size = Position(0, STEP), SIZE
-        self.open(past, 3, MAX_BYTES, connect)
-        return self
+
+def at_work(member, commit, connect=None):
+    """A node in the middle of the second task, where the chart has SIZE numbers."""
+    node = Spied(member)
+    node.position, node.row_size = Position(0, STEP), SIZE
+    node.open(first_history(commit), 3, MAX_BYTES, connect or partial(peer.connect, member))
+    return node
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +108,10 @@ def strangers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def nodes(members, quick):
-    past = first_history(members)
-    out = {}
+    commit, out = first_commit(members), {}
     with ExitStack() as stack:
         for agent in (ME, *GOOD):
-            own = History(START, {"head"})
-            own.take(past.commits[0])
-            out[agent] = Spied(members[agent]).at_work(own, partial(peer.connect, members[agent]))
+            out[agent] = at_work(members[agent], commit)
             stack.callback(out[agent].close)
         until(lambda: out[ME].links.up == set(GOOD))
         yield out
@@ -347,40 +348,33 @@ def ours(node):
     return {"commit": node.history.newest_id}
 
 
+def sends(kind, tensors=None, **about):
+    return lambda members, node: frame(members, kind, tensors, **(ours(node) | about))
+
+
+def sends_commit(make):
+    return lambda members, node: frame(members, FrameKind.COMMIT, **fields_of(make(members)))
+
+
 HOSTILE_FRAMES = {
-    "claims 10 GB": (lambda m, node: claims(m, 10 << 30), "claims 10737418240 bytes of tensors"),
-    "claims more than it has": (lambda m, node: claims(m, 1000), "claims 1000 bytes of tensors and has 100"),
-    "random bytes": (lambda m, node: random.Random(3).randbytes(5000), "a header of"),
-    "another sender": (lambda m, node: frame(m, FrameKind.ROW, row(), sender=2, **ours(node)), "it is of agent 2"),
-    "another fleet": (
-        lambda m, node: frame(m, FrameKind.ROW, row(), fleet="ba9876543210", **ours(node)),
-        "of fleet 'ba98",
+    "claims 10 GB": (lambda members, _: claims(members, 10 << 30), "claims 10737418240 bytes of tensors"),
+    "claims more than it has": (
+        lambda members, node: claims(members, 1000),
+        "claims 1000 bytes of tensors and has 100",
     ),
-    "a row too long": (lambda m, node: frame(m, FrameKind.ROW, row(SIZE + 1), **ours(node)), "a row of 6 numbers"),
-    "a row that is none": (
-        lambda m, node: frame(m, FrameKind.ROW, {"rows": torch.ones(5)}, **ours(node)),
-        "a row that is",
-    ),
-    "an unknown kind": (lambda m, node: frame(m, 99), "99 is not a valid FrameKind"),
-    "a task that is none": (lambda m, node: frame(m, FrameKind.LATE, task=10**6), "in task 1000001 of 3"),
-    "a commit's id of a megabyte": (
-        lambda m, node: frame(m, FrameKind.ROW, row(), commit=bytes(1 << 20)),
-        "a commit that is",
-    ),
-    "signs of too many": (lambda m, node: frame(m, FrameKind.BEAT, beats=[1] * 9), "signs of life of 9 agents"),
-    "another past": (
-        lambda m, node: frame(m, FrameKind.REQUEST, history=[bytes(31) + b"1"]),
-        "it started from another",
-    ),
-    "a commit that a relay altered": (
-        lambda m, node: frame(m, FrameKind.COMMIT, **fields_of(altered(m))),
-        "'head' is not what",
-    ),
-    "a commit of a wrong signature": (
-        lambda m, node: frame(m, FrameKind.COMMIT, **fields_of(unsigned(m))),
-        "without the signature",
-    ),
-    "a deep manifest": (lambda m, node: frame(m, FrameKind.COMMIT, manifest=b"[" * 10**6), "manifest cannot be read"),
+    "random bytes": (lambda *_: random.Random(3).randbytes(5000), "a header of"),
+    "another sender": (sends(FrameKind.ROW, row(), sender=2), "it is of agent 2"),
+    "another fleet": (sends(FrameKind.ROW, row(), fleet="ba9876543210"), "of fleet 'ba98"),
+    "a row too long": (sends(FrameKind.ROW, row(SIZE + 1)), "a row of 6 numbers"),
+    "a row that is none": (sends(FrameKind.ROW, {"rows": torch.ones(5)}), "a row that is"),
+    "an unknown kind": (sends(99), "99 is not a valid FrameKind"),
+    "a task that is none": (sends(FrameKind.LATE, task=10**6), "in task 1000001 of 3"),
+    "a commit's id of a megabyte": (sends(FrameKind.ROW, row(), commit=bytes(1 << 20)), "a commit that is"),
+    "signs of too many": (sends(FrameKind.BEAT, beats=[1] * 9), "signs of life of 9 agents"),
+    "another past": (sends(FrameKind.REQUEST, history=[bytes(31) + b"1"]), "it started from another"),
+    "a commit that a relay altered": (sends_commit(altered), "'head' is not what"),
+    "a commit of a wrong signature": (sends_commit(unsigned), "without the signature"),
+    "a deep manifest": (sends(FrameKind.COMMIT, manifest=b"[" * 10**6), "manifest cannot be read"),
 }
 
 
@@ -459,10 +453,10 @@ def test_a_message_beyond_the_cap_is_not_taken_in(victim, nodes, members, caplog
 
 
 LARGE = {
-    "beyond the cap": (lambda m, node: bytes(MAX_BYTES + links.GRPC_SLACK + 1), 2),
-    "claims 10 GB": (lambda m, node: claims(m, 10 << 30), 6),
-    "a header of 4 MB": (lambda m, node: frame(m, FrameKind.BEAT, manifest=bytes((4 << 20) + 1)), 6),
-    "a commit that is altered": (HOSTILE_FRAMES["a commit that a relay altered"][0], 6),
+    "beyond the cap": (lambda *_: bytes(MAX_BYTES + links.GRPC_SLACK + 1), 2),
+    "claims 10 GB": (lambda members, _: claims(members, 10 << 30), 6),
+    "a header of 4 MB": (sends(FrameKind.BEAT, manifest=bytes((4 << 20) + 1)), 6),
+    "a commit that is altered": (sends_commit(altered), 6),
 }
 
 
@@ -564,7 +558,7 @@ def test_a_neighbour_that_answers_with_garbage_is_dialled_again_and_not_often_lo
     credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
     server.add_secure_port(members[4].fleet.addresses[4].target, credentials)
     server.start()
-    node = Spied(members[ME]).at_work(first_history(members), partial(peer.connect, members[ME]))
+    node = at_work(members[ME], first_commit(members))
     try:
         until(lambda: dialled["times"] >= 10)
     finally:
@@ -579,11 +573,7 @@ def test_a_neighbour_that_answers_with_garbage_is_dialled_again_and_not_often_lo
 def test_what_is_on_its_way_when_an_agent_ends_still_leaves(tmp_path, quick, leaver):
     members = made(tmp_path / "fleet")
     with ExitStack() as stack:
-        both = [
-            Spied(members[agent]).at_work(first_history(members), partial(peer.connect, members[agent]))
-            for agent in (ME, leaver)
-        ]
-        ours, theirs = both
+        ours, theirs = (at_work(members[agent], first_commit(members)) for agent in (ME, leaver))
         stack.callback(ours.close)
         until(lambda: leaver in ours.links.up and ME in theirs.links.up)
         for _ in range(30):
@@ -612,6 +602,13 @@ class NoLinks:
         pass
 
 
+@pytest.fixture
+def node(members):
+    """Agent 3 without links."""
+    with closing(at_work(members[ME], first_commit(members), lambda node: NoLinks())) as out:
+        yield out
+
+
 def any_frame(rng, members, node, known):
     """Right in most things, so that it gets far."""
     kind = rng.choice(list(FrameKind))
@@ -633,57 +630,43 @@ def any_frame(rng, members, node, known):
     return frame(members, kind, {"row": torch.ones(size)} if kind in (FrameKind.ROW, FrameKind.SUM) else None, **about)
 
 
-def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(members):
-    from tests.laws.test_peers import mutated
-
+def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(node, members):
     rng, counts = random.Random(7), Counter()
-    node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
     values = [{"head": torch.full((3,), float(number)), "w": torch.ones(4)} for number in range(40)]
     known = [first_commit(members, one, 2, 1, rng.choice([START, node.history.newest_id])) for one in values]
     known += [one._replace(tensors={"head": one.tensors["head"]}) for one in known[::4]]
     node.met, past = True, node.history.ids
-    try:
-        for number in range(15_000):
-            data = any_frame(rng, members, node, known)
-            try:
-                node.receive(HOSTILE, mutated(data, rng) if number % 2 else data)
-                counts["heard"] += 1
-            except BadFrame:
-                counts["refused"] += 1
-            if number % 1000 == 0:
-                frames.encode(FrameKind.BEAT, **node._header())  # it can still speak
-        assert min(counts["heard"], counts["refused"]) > 3000
-        assert 1 <= len(node.rows[HOSTILE]) <= 2 * node.max_ahead
-        assert 1 <= len(node.sums) <= MAX_SUMS
-        assert 1 <= len(node.history.candidates) <= history.MAX_CANDIDATES
-        assert 1 <= len(node.journal.take_notes()) <= membership.MAX_NOTES
-        assert {agent for agent, rows in node.rows.items() if rows} == {HOSTILE} == set(node.status)
-        assert len(node.outbox._sent_at) < 10
-        assert (node.history.ids, node.position) == (past, (1, STEP))
-        assert all(len(row.row_D) == SIZE for at, row in node.rows[HOSTILE].items() if at.task == 1)
-    finally:
-        node.close()
+    for number in range(15_000):
+        data = any_frame(rng, members, node, known)
+        try:
+            node.receive(HOSTILE, mutated(data, rng) if number % 2 else data)
+            counts["heard"] += 1
+        except BadFrame:
+            counts["refused"] += 1
+        if number % 1000 == 0:
+            frames.encode(FrameKind.BEAT, **node._header())  # it can still speak
+    assert min(counts["heard"], counts["refused"]) > 3000
+    assert 1 <= len(node.rows[HOSTILE]) <= 2 * node.max_ahead
+    assert 1 <= len(node.sums) <= MAX_SUMS
+    assert 1 <= len(node.history.candidates) <= history.MAX_CANDIDATES
+    assert 1 <= len(node.journal.take_notes()) <= membership.MAX_NOTES
+    assert {agent for agent, rows in node.rows.items() if rows} == {HOSTILE} == set(node.status)
+    assert len(node.outbox._sent_at) < 10
+    assert (node.history.ids, node.position) == (past, (1, STEP))
+    assert all(len(row.row_D) == SIZE for at, row in node.rows[HOSTILE].items() if at.task == 1)
 
 
-def test_one_neighbours_sums_leave_room_for_those_of_others(members):
-    node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
-    try:
-        for number in range(1000):
-            node.receive(HOSTILE, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, number=number))
-        node.receive(2, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, sender=2))
-        assert (1, 0, 0, 2) in node.sums
-        assert (1, 0, 999, HOSTILE) in node.sums
-    finally:
-        node.close()
+def test_one_neighbours_sums_leave_room_for_those_of_others(node, members):
+    for number in range(1000):
+        node.receive(HOSTILE, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, number=number))
+    node.receive(2, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, sender=2))
+    assert (1, 0, 0, 2) in node.sums
+    assert (1, 0, 999, HOSTILE) in node.sums
 
 
-def test_notes_that_nobody_takes_are_bounded(members):
+def test_notes_that_nobody_takes_are_bounded(node):
     """A neighbour that comes and goes while a long epoch is trained."""
-    node = Spied(members[ME]).at_work(first_history(members), lambda node: NoLinks())
-    try:
-        for _ in range(membership.MAX_NOTES):
-            node.link_changed(HOSTILE, True, "")
-            node.link_changed(HOSTILE, False, "it closed the link")
-        assert len(node.journal.take_notes()) == membership.MAX_NOTES
-    finally:
-        node.close()
+    for _ in range(membership.MAX_NOTES):
+        node.link_changed(HOSTILE, True, "")
+        node.link_changed(HOSTILE, False, "it closed the link")
+    assert len(node.journal.take_notes()) == membership.MAX_NOTES

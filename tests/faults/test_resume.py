@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
     return {method: numbers(run(tmp_path_factory.mktemp("whole"), method).folder) for method in METHODS}
 
 
-class Stop(Exception):
+class Stop(KeyboardInterrupt):
     pass
 
 

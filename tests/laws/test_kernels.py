@@ -10,12 +10,10 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs Triton, which has no build for this system")
 
-from codecl.runs.build import build_setup, task_data
 from codecl.train import kernels
 from codecl.train.execution import multiplying
 from codecl.train.kernels import conv, norm
-from codecl.train.loop import train
-from tests.problems import config, furthest, tasks
+from tests.problems import config, furthest, tasks, trajectory
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXAMPLES = 25  # interpreted, or compiled for every shape: slow either way
@@ -184,12 +182,5 @@ def test_training_with_kernels_follows_training_without(method, monkeypatch):
     for wanted in (True, False):
         monkeypatch.setattr(kernels, "available", lambda *_, wanted=wanted: wanted)
         settings = config(dtype="float32", method=method, train={"precision": "highest", "epochs": 1, "lr": 0.02})
-        setup, state = build_setup(settings, task_data(settings, tasks(2), DEVICE), DEVICE, net())
-        steps = []
-        for event in train(setup, state):
-            if event.kind == "task":
-                layout = event.agents.layout
-            elif event.kind == "step":
-                steps.append([layout.parameters(row) for row in event.coords_AD.clone()])
-        runs.append(steps)
+        runs.append(list(trajectory(net(), tasks(2), settings, DEVICE)))
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-4

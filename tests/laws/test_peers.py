@@ -412,21 +412,16 @@ def test_a_commit_that_is_altered_is_refused(data):
     sign[data.draw(st.integers(0, len(sign) - 1))] ^= way
     tensor, extra = one.tensors["w"].clone(), data.draw(st.binary(min_size=1, max_size=3))
     tensor.view(torch.uint8).view(-1)[data.draw(st.integers(0, 23))] ^= way
-    for altered in (
-        one._replace(manifest=bytes(manifest)),
-        one._replace(manifest=one.manifest + extra),
-        one._replace(manifest=one.manifest[:at]),
-        one._replace(signature=bytes(sign)),
-        one._replace(signature=b""),
-        one._replace(signature=signature(2, one.manifest)),
-        one._replace(tensors={**one.tensors, "w": tensor}),
-        one._replace(tensors={**one.tensors, "w": one.tensors["w"].view(3, 2)}),
-        one._replace(tensors={**one.tensors, "w": one.tensors["w"].view(torch.uint8)}),
-        one._replace(tensors={**one.tensors, "more": torch.ones(1)}),
-        one._replace(tensors={"w": one.tensors["head"]}),
-    ):
+    values, weight = one.tensors, one.tensors["w"]
+    alterations = [
+        *({"manifest": other} for other in (bytes(manifest), one.manifest + extra, one.manifest[:at])),
+        *({"signature": other} for other in (bytes(sign), b"", signature(2, one.manifest))),
+        *({"tensors": {**values, "w": other}} for other in (tensor, weight.view(3, 2), weight.view(torch.uint8))),
+        *({"tensors": other} for other in ({**values, "more": torch.ones(1)}, {"w": values["head"]})),
+    ]
+    for altered in alterations:
         with pytest.raises(BadFrame):
-            checked(altered)
+            checked(one._replace(**altered))
 
 
 @pytest.mark.parametrize(

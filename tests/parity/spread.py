@@ -1,10 +1,12 @@
-"""What every rank of test_cluster.py runs: cases in turn, writing down all that happened to its agents.
+"""What every process of test_exchanges.py runs: cases in turn, writing down all that happened to its agents.
 
-python -m tests.parity.spread FOLDER CASE …        under the variables of a launcher
+python -m tests.parity.spread ranks FOLDER CASE …          under the variables of a launcher
+python -m tests.parity.spread AGENT FOLDER CASE …          each case in a fleet of its own, FOLDER/CASE
 """
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +66,48 @@ def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:
     return {"agents": list(setup.exchange.agents), "steps": steps, "facts": facts, "flooded": flooded}
 
 
-def round_bytes(here: Any, case: str) -> int:
+def round_bytes(exchange: BuildExchange, case: str) -> int:
     """What this rank hands to the network in one round of ten numbers an agent."""
-    setup, _ = build(convolutional(), tasks(1), config(**CASES[case]), here.exchange)
+    setup, _ = build(convolutional(), tasks(1), config(**CASES[case]), exchange)
     rows = torch.zeros(len(setup.exchange.agents), 10, dtype=torch.float64)
     before = setup.exchange.wire.sent_bytes
     setup.exchange.start(rows, "train").wait()
     return int(setup.exchange.wire.sent_bytes - before)
 
 
+def story_of_peer(case: str, folder: Path, agent: int) -> dict[str, Any]:
+    from codecl.peers import agent as peer
+    from codecl.peers import fleet
+    from codecl.peers.decisions import PeersConfig
+    from codecl.peers.history import History
+    from codecl.peers.node import Node
+
+    member, opened = fleet.read(folder / case / f"agent-{agent}" / "agent.yaml"), []
+
+    def meet(graph, dtype, device):
+        node = Node(graph, dtype, device, peer.identity_of(member), PeersConfig(deadline=None, silence=60, meet=60))
+        node.open(History(bytes(32), ()), 2, 1 << 24, partial(peer.connect, member))
+        node.meet()
+        opened.append(node)
+        return node
+
+    told = story(case, meet)
+    (node,) = opened
+    node.linger()
+    links = {other: count.model_dump() for other, count in node.close().items()}
+    return {**told, "links": links, "missed": len(node.journal.take_missed())}
+
+
+def main(number: str, folder: Path, cases: list[str]) -> None:
+    if number == "ranks":
+        with joined("cluster", CPU) as ranks:
+            told = {case: {**story(case, ranks.exchange), "bytes": round_bytes(ranks.exchange, case)} for case in cases}
+        number = str(ranks.rank)
+    else:
+        told = {case: story_of_peer(case, folder, int(number)) for case in cases}
+    torch.save(told, folder / f"{number}.pt")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with joined("cluster", CPU) as here:
-        found = {case: {**story(case, here.exchange), "bytes": round_bytes(here, case)} for case in sys.argv[2:]}
-    torch.save(found, Path(sys.argv[1]) / f"{here.rank}.pt")
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -1,7 +1,9 @@
 """Metrics from events, by hand."""
 
 import pytest
+from torch import nn
 
+from codecl.exchange import topology
 from codecl.runs.metrics import acc, bwt, metrics
 from codecl.runs.schema import Labels
 from codecl.train.events import Flooded, Grown, Recorded, TaskOpened, of_type
@@ -19,8 +21,9 @@ def test_acc_and_bwt_as_the_paper_defines_them():
     assert (acc([]), bwt(rows[:1])) == (None, None)
 
 
-def events_of(setup, state):
-    return [event.stamped() for event in train(setup, state) if isinstance(event, Recorded)]
+def events_of(module, stream, settings):
+    events = train(*build(module, stream, settings))
+    return [event.stamped() for event in events if isinstance(event, Recorded)]
 
 
 @pytest.mark.parametrize(("graph", "agents", "edges"), [("ring", 4, 4), ("torus", 6, 18), ("complete", 3, 6)])
@@ -28,8 +31,8 @@ def events_of(setup, state):
 def test_bytes_by_hand(graph, agents, edges, dtype):
     """Every directed edge once a round, from the size of what leaves; the flood N - 1 times along the tree."""
     settings = config(agents=agents, topology=graph, dtype=dtype)
-    setup, state = build(perceptron(), tasks(), settings)
-    events = events_of(setup, state)
+    events = events_of(perceptron(), tasks(), settings)
+    rounds = topology.build(settings.topology, agents, settings.seed).agree_rounds
     out = metrics(events, LABELS, "complete", 1.0)
     item = {"float32": 4, "float64": 8}[dtype]
     whole = 10 * 73 + 8 * 11 + 3 * 9  # two layers and the live head, biases included
@@ -41,8 +44,8 @@ def test_bytes_by_hand(graph, agents, edges, dtype):
     for task, free in enumerate(frees[:3]):
         coords = 10 * free["1"] + 8 * free["3"] + 27
         sent += steps * edges * coords * item
-        full += (steps + setup.topology.agree_rounds) * edges * whole * item
-        boundary += setup.topology.agree_rounds * edges * coords * item
+        full += (steps + rounds) * edges * whole * item
+        boundary += rounds * edges * coords * item
         after = frees[task + 1]
         if after:
             basis = 73 * after["1"] + 11 * after["3"]
@@ -60,28 +63,23 @@ def test_bytes_by_hand(graph, agents, edges, dtype):
 
 def test_what_is_pooled_is_counted():
     """`all`: each agent but the chosen one sends one packed triangle and one energy a layer and group, in float64."""
-    setup, state = build(convolutional(), tasks(2), config(growth={"subspace_from": "all"}))
-    events = events_of(setup, state)
-    grow = of_type(events, Grown)
+    grow = of_type(events_of(convolutional(), tasks(2), config(growth={"subspace_from": "all"})), Grown)
     sides = [19, 19, 19, 55]  # 2·9+1; two groups of 2·9+1; 54+1
     assert grow[0].bytes == 3 * 8 * sum(n * (n + 1) // 2 + 1 for n in sides)
     assert 0 < grow[1].bytes < grow[0].bytes
 
 
 def test_norms_and_all_heads_are_in_the_reference_accounting():
-    from torch import nn
-
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    setup, state = build(module, tasks(2), config())
-    opened = of_type(events_of(setup, state), TaskOpened)
+    opened = of_type(events_of(module, tasks(2), config()), TaskOpened)
     body, head, norm = 360, 18, 10
     assert [event.full for event in opened] == [body + head + norm, body + head]  # norms train in the first task
     assert [event.full + event.reference_extra for event in opened] == [body + 2 * head + norm] * 2
 
 
 def test_one_agent_alone_sends_nothing():
-    setup, state = build(perceptron(), tasks(2), config(agents=1))
-    out = metrics(events_of(setup, state), LABELS.model_copy(update={"tasks": 2}), "complete", 1.0)
+    events = events_of(perceptron(), tasks(2), config(agents=1))
+    out = metrics(events, LABELS.model_copy(update={"tasks": 2}), "complete", 1.0)
     assert out.traffic.cc is None
     assert out.traffic.train_bytes == out.traffic.boundary_bytes == 0
     assert out.consensus_error_by_task == [0, 0]
@@ -89,14 +87,14 @@ def test_one_agent_alone_sends_nothing():
 
 
 def test_the_shape_of_metrics():
-    setup, state = build(perceptron(), tasks(), config())
-    out = metrics(events_of(setup, state), LABELS, "complete", 2.0)
+    events = events_of(perceptron(), tasks(), config())
+    out = metrics(events, LABELS, "complete", 2.0)
     assert out.dump()["schema"] == 2
     assert [row.count(None) for row in out.accuracy_matrix] == [2, 1, 0]
     assert out.timing.iterations == 18
     assert len(out.consensus_error_by_task) == len(out.free_by_task) == 3
     assert all(error > 0 for error in out.consensus_error_by_task)
-    partial = metrics(events_of(setup, state)[:5], LABELS, "partial", 2.0)
+    partial = metrics(events[:5], LABELS, "partial", 2.0)
     assert partial.status == "partial"
     assert partial.accuracy_matrix == []
     assert partial.acc is None

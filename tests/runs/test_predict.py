@@ -9,12 +9,15 @@ from PIL import Image
 
 import codecl
 from codecl.api import run
-from codecl.data.streams import embedded
+from codecl.data import store
+from codecl.data.streams import FIVE, STREAMS, embedded
+from codecl.data.task import TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
-from codecl.runs.model import predict
+from codecl.runs.model import _read, predict
 from codecl.runs.reader import read_tasks
 from tests.cli.test_cli import failed
+from tests.data.canonical import arrays
 from tests.space.test_norms import normed
 
 
@@ -77,9 +80,6 @@ def test_a_model_with_norms_needs_statistics_of_the_task(tmp_path):
 
 
 def test_by_the_batch_no_single_image_is_classified(tmp_path, monkeypatch):
-    from codecl.data import store
-    from tests.data.canonical import arrays
-
     monkeypatch.setenv("CODECL_DATA", str(tmp_path))
     store.write("cifar100", arrays("cifar100", 400, 200))
     small = {"agents": 2, "data": {"tasks": 1}, "growth": {"images": 4}}
@@ -96,27 +96,11 @@ def test_by_the_batch_no_single_image_is_classified(tmp_path, monkeypatch):
     (alone,) = predict(folder, "classes 0-9", [image])
     both = predict(folder, "1", [coloured(tmp_path / "b.png", (32, 32)), image])
     assert both[1] == alone
-    assert alone.classes[0][0] in (
-        "apple",
-        "aquarium_fish",
-        "baby",
-        "bear",
-        "beaver",
-        "bed",
-        "bee",
-        "beetle",
-        "bicycle",
-        "bottle",
-    )
+    ten = "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle"
+    assert alone.classes[0][0] in ten.split()
 
 
 def test_images_of_the_original_size_are_padded_as_in_training(tmp_path, monkeypatch):
-    from codecl.data import store
-    from codecl.data.streams import FIVE, STREAMS
-    from codecl.data.task import TaskData, TaskOptions
-    from codecl.runs.model import _read
-    from tests.data.canonical import arrays
-
     monkeypatch.setenv("CODECL_DATA", str(tmp_path))
     for name in FIVE:
         store.write(name, arrays(name, 20, 10))
@@ -141,10 +125,14 @@ def test_what_cannot_be_predicted_is_said_in_one_line(trained, tmp_path):
         predict(result.folder, "1", [tmp_path / "gone.png"])
 
 
+def change_tasks(monkeypatch, folder, **changes):
+    tasks = [task.model_copy(update=changes) for task in read_tasks(folder)]
+    monkeypatch.setattr("codecl.runs.model.read_tasks", lambda folder: tasks)
+
+
 def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
     result, files = trained
-    tasks = [task.model_copy(update={"name": "same"}) for task in read_tasks(result.folder)]
-    monkeypatch.setattr("codecl.runs.model.read_tasks", lambda folder: tasks)
+    change_tasks(monkeypatch, result.folder, name="same")
     with pytest.raises(ConfigError, match=r"'same' is the name of tasks 1 and 2 of .*; give the number"):
         predict(result.folder, "same", files["digits"][:1])
     assert predict(result.folder, "1", files["digits"][:1])
@@ -152,10 +140,9 @@ def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
         predict(result.folder, "other", files["digits"][:1])
 
 
-def test_floating_data_is_no_pictures(trained, tmp_path, monkeypatch):
+def test_floating_data_is_no_pictures(trained, monkeypatch):
     result, files = trained
-    tasks = [task.model_copy(update={"stored": "float32"}) for task in read_tasks(result.folder)]
-    monkeypatch.setattr("codecl.runs.model.read_tasks", lambda folder: tasks)
+    change_tasks(monkeypatch, result.folder, stored="float32")
     with pytest.raises(ConfigError, match=r"'digits' was not trained on pictures; use codecl.load"):
         predict(result.folder, "1", files["digits"][:1])
 

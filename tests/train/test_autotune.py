@@ -10,11 +10,17 @@ from torch import nn
 
 from codecl import api
 from codecl.runs import build as building
+from codecl.runs.reader import read_events
 from codecl.train import autotune
+from codecl.train.events import EpochEnded, of_type
 from codecl.train.execution import multiplying
 from codecl.train.loop import train
 from tests.parity.test_agents import Branching
 from tests.problems import build, config, convolutional, perceptron, tasks
+
+
+def chosen(module=None):
+    return autotune.choose(*build(module or perceptron(), tasks(1), config()))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +43,7 @@ def test_the_fastest_way_is_measured_once_and_remembered(own, monkeypatch):
 @pytest.mark.parametrize(("loop", "expected"), [(9.0, "loop"), (9.9, "stacked"), (11.0, "stacked")])
 def test_the_first_way_stays_unless_another_is_clearly_faster(loop, expected, monkeypatch):
     monkeypatch.setattr(autotune, "measure", lambda *_: {"stacked": 10.0, "loop": loop})
-    assert autotune.choose(*build(perceptron(), tasks(1), config())).execution == expected
+    assert chosen().execution == expected
 
 
 def test_it_depends_on_model_agents_and_batch_but_not_on_free_dimensions():
@@ -61,9 +67,9 @@ def test_measuring_changes_no_numbers(tmp_path):
     fresh, again = (
         api.run(config(preset="a"), module=module, tasks=tasks(1), out=tmp_path / name, device="cpu") for name in "ab"
     )
-    lines = [json.loads((result.folder / "events.jsonl").read_text().splitlines()[0]) for result in (fresh, again)]
-    assert [line["measured"] for line in lines] == [True, False]
-    assert lines[0]["execution"] == lines[1]["execution"]
+    starts = [read_events(result.folder)[0] for result in (fresh, again)]
+    assert [event.measured for event in starts] == [True, False]
+    assert starts[0].execution == starts[1].execution
     assert fresh.metrics["accuracy_matrix"] == again.metrics["accuracy_matrix"]
     assert fresh.metrics["consensus_error_by_task"] == again.metrics["consensus_error_by_task"]
 
@@ -71,18 +77,18 @@ def test_measuring_changes_no_numbers(tmp_path):
 def test_a_model_that_cannot_be_stacked_says_so_each_time_and_is_not_remembered(own):
     for _ in range(2):
         with pytest.warns(UserWarning, match="cannot be stacked"):
-            choice = autotune.choose(*build(Branching(), tasks(1), config()))
+            choice = chosen(Branching())
         assert choice.execution == "loop"
     assert not own.exists()
 
 
 def test_a_cache_that_cannot_be_written_or_read_only_means_measuring_again(own):
     own.parent.write_text("a file in the way")
-    assert autotune.choose(*build(perceptron(), tasks(1), config())).measured
+    assert chosen().measured
     own.parent.unlink()
     own.parent.mkdir()
     own.write_text("{broken")
-    assert autotune.choose(*build(perceptron(), tasks(1), config())).measured
+    assert chosen().measured
 
 
 def test_threads_are_put_back(tmp_path):
@@ -131,12 +137,9 @@ def test_an_entry_that_is_not_a_choice_is_measured_again(own, entry):
 
 
 def test_a_way_that_was_asked_for_is_not_measured(own, tmp_path):
-    result = api.run(
-        config(preset="a", train={"execution": "loop"}), module=perceptron(), tasks=tasks(1), out=tmp_path, device="cpu"
-    )
-    facts = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
-    assert facts[0]["execution"] == "loop"
-    assert {fact["execution"] for fact in facts if fact["kind"] == "epoch"} == {"loop"}
+    settings = config(preset="a", train={"execution": "loop"})
+    events = read_events(api.run(settings, module=perceptron(), tasks=tasks(1), out=tmp_path, device="cpu").folder)
+    assert {event.execution for event in (events[0], *of_type(events, EpochEnded))} == {"loop"}
     assert not own.exists()
 
 
@@ -160,7 +163,7 @@ def test_what_does_not_fit_into_memory_is_no_candidate(monkeypatch, own):
         return original(setup, state, data, agents)
 
     monkeypatch.setattr(autotune, "make_step", too_large)
-    choice = autotune.choose(*build(perceptron(), tasks(1), config()))
+    choice = chosen()
     assert (choice.execution, set(choice.ms_per_step)) == ("stacked", {"stacked"})
     assert not own.exists()
 

@@ -37,14 +37,8 @@ def test_a_cosine_falls_and_a_warm_up_rises(epochs, warmup):
 def test_one_agent_with_momentum_is_sgd_with_momentum(order, smoothing):
     """An agent alone has nobody to mix with: what is left is PyTorch's own optimiser."""
     module, stream = perceptron().double(), tasks(1)
-    more = {
-        "order": order,
-        "momentum": 0.9,
-        "label_smoothing": smoothing,
-        "schedule": "cosine",
-        "warmup_epochs": 1,
-        "epochs": 3,
-    }
+    schedule = {"schedule": "cosine", "warmup_epochs": 1, "epochs": 3}
+    more = {"order": order, "momentum": 0.9, "label_smoothing": smoothing, **schedule}
     settings = config(agents=1, method="dpsgd", topology="complete", train=more)
     setup, state = build(module, stream, settings)
     theirs = nn.Sequential(*module)

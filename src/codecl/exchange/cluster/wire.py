@@ -64,9 +64,9 @@ class Wire:
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
-            raise _lost(" or ".join(names), error, ROUND) from error
+            raise _lost(" or ".join(dict.fromkeys(names)), error, ROUND) from error
         if len(works) != len(ops):  # NCCL makes one of all
-            names = [" or ".join(names)]
+            names = [" or ".join(dict.fromkeys(names))]
         return Posted(list(zip(names, works, strict=True)), list(sends.values()), self.device.type == "cpu")
 
     def receive(self, peer: int, tensor: Tensor) -> Tensor:
