@@ -1,4 +1,4 @@
-"""On a GPU: a captured step equals the plain one, and nothing in an epoch waits for the device."""
+"""On a GPU: a captured step equals the plain one, nothing in an epoch waits for the device, and a run resumes."""
 
 import warnings
 
@@ -12,9 +12,12 @@ from codecl.runs.build import build_setup, task_data
 from codecl.train import loop as module_under_test
 from codecl.train.cuda_graph import Plain
 from codecl.train.loop import open_task, train
+from tests.faults.test_resume import numbers, stopped_at
+from tests.faults.victim import run as fit
 from tests.problems import config, convolutional, perceptron, tasks
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("these tests need a GPU", allow_module_level=True)
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -169,3 +172,15 @@ def test_a_model_whose_norms_are_its_own_is_stacked_without_kernels():
     settings = config(dtype="float32", train={"batch_size": 8, "epochs": 1, "precision": "highest", "lr": 0.01})
     ours, loop = (run(module, images(1), settings, execution=how) for how in ("stacked", "loop"))
     assert furthest(ours, loop) < 1e-4
+
+
+@pytest.mark.parametrize("moment", [5, 17, 40])
+def test_a_stopped_run_goes_on_with_its_generator(moment, tmp_path):
+    """As close as two runs of a GPU are: sums may be taken in another order."""
+    whole = numbers(fit(tmp_path / "whole").folder)
+    stopped_at(moment, tmp_path / "parts")
+    ours = numbers(fit(tmp_path / "parts").folder)
+    assert [event["kind"] for event in ours[1]] == [event["kind"] for event in whole[1]]
+    for file, tensors in ours[2].items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(value, whole[2][file][name], rtol=1e-3, atol=1e-3)
