@@ -1,11 +1,13 @@
 """`fetch` against a real server: what goes wrong leaves the folder as it was and can be repeated."""
 
+import gc
 import hashlib
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,18 @@ from codecl.errors import DataError
 from tests.cli.test_cli import failed
 from tests.data import canonical
 from tests.data.canonical import serving
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def _sockets_are_collected():
+    """pooch leaves the connection of a download that broke off to the garbage collector, which would warn later."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
 
 NOWHERE = "http://127.0.0.1:9"  # nobody listens there
 

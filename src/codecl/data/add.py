@@ -129,6 +129,8 @@ def _download(file: File, urls: tuple[str, ...], downloads: Path, bar: Bar | Non
             answer = error.response
             known_words = WHY.get(type(error).__name__, str(error))
             why = known_words if answer is None else f"{answer.status_code} {answer.reason}"
+            if answer is not None:
+                answer.close()  # pooch leaves it open
             failures.append(f"{url}: {why}")
         except ValueError:  # pooch's word for a checksum that differs
             failures.append(f"{url}: not the published file, its MD5 is not {file.md5}")
