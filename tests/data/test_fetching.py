@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,16 +21,12 @@ from tests.cli.test_cli import failed
 from tests.data import canonical
 from tests.data.canonical import serving
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
 
 @pytest.fixture(autouse=True)
-def _sockets_are_collected():
-    """pooch leaves the connection of a download that broke off to the garbage collector, which would warn later."""
+def _no_connection_is_left_open():
+    """One that is warns when it is collected, and a warning is an error."""
     yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    gc.collect()
 
 
 NOWHERE = "http://127.0.0.1:9"  # nobody listens there

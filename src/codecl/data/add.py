@@ -116,11 +116,13 @@ def _download(file: File, urls: tuple[str, ...], downloads: Path, bar: Bar | Non
     known = f"md5:{file.md5}" if file.md5 else None
     failures = []
     for url in urls:
+        responses: list[Any] = []
         get = pooch.HTTPDownloader(
             progressbar=bar(file.name) if bar else False,
             chunk_size=CHUNK,
             timeout=PATIENCE,
             headers={"Accept-Encoding": "identity"},  # a .gz must arrive as it is
+            hooks={"response": lambda response, responses=responses, **_: responses.append(response)},
         )
         try:
             pooch.retrieve(url, known, fname=file.name, path=downloads, downloader=get)
@@ -129,13 +131,14 @@ def _download(file: File, urls: tuple[str, ...], downloads: Path, bar: Bar | Non
             answer = error.response
             known_words = WHY.get(type(error).__name__, str(error))
             why = known_words if answer is None else f"{answer.status_code} {answer.reason}"
-            if answer is not None:
-                answer.close()  # pooch leaves it open
             failures.append(f"{url}: {why}")
         except ValueError:  # pooch's word for a checksum that differs
             failures.append(f"{url}: not the published file, its MD5 is not {file.md5}")
         except OSError as error:
             raise DataError(f"{downloads} cannot be written ({error.strerror or error})") from error
+        finally:
+            for response in responses:  # pooch leaves the connection of a download that broke off open
+                response.close()
     return failures
 
 
