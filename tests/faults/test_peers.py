@@ -106,7 +106,7 @@ def late_agent(*arguments: str) -> None:
 
 class Fault(NamedTuple):
     do: Callable[[LocalFleet], None]
-    recorded: str = ""  # the states that the record has to tell of
+    recorded: str  # the states that the record has to tell of
     wires: bool = False
     command: tuple[str, ...] = LocalFleet.command
     rules: PeersConfig = RULES
@@ -115,7 +115,7 @@ class Fault(NamedTuple):
 
 DELAYED = (sys.executable, "-W", "error", "-m", "tests.faults.test_peers", "agent")
 FAULTS = {
-    "none": Fault(none),
+    "none": Fault(none, ""),
     "killed": Fault(killed, "lost dead linked"),
     "restarted": Fault(restarted, "lost dead alive joined"),
     "stopped": Fault(stopped, "lost dead alive joined", epochs=3 * EPOCHS),

@@ -50,20 +50,24 @@ def whole(tmp_path_factory):
 
 
 class Stop(KeyboardInterrupt):
-    pass
+    """Ctrl-C."""
+
+
+class Crash(Exception):
+    """Any other end."""
 
 
 def stopped_at(moment, out, method="codec", **more):
     """A run that is stopped at its so-many-th event; gives the folder."""
-    seen = 0
+    seen, how = 0, (Stop, Crash)[moment % 2]
 
     def stop(event):
         nonlocal seen
         seen += 1
         if seen == moment:
-            raise Stop
+            raise how
 
-    with pytest.raises(Stop):
+    with pytest.raises(how):
         run(out, method, on_event=stop, **more)
     (path,) = out.rglob("metrics.json")
     assert json.loads(path.read_text())["status"] == "partial"

@@ -231,7 +231,7 @@ def test_a_run_that_is_not_like_it_is_refused(recorded):
 @given(st.integers(2, 40))
 def test_a_directed_ring_contracts_by_the_cosine(agents):
     graph = graph_of(build(TopologyConfig(name="ring"), agents, 0))
-    assert graph.contraction == pytest.approx(abs(math.cos(math.pi / agents)), abs=1e-9)
+    assert graph.contraction == pytest.approx(abs(math.cos(math.pi / agents)), abs=1e-12)
     assert graph.gap == 1 - graph.contraction
 
 
