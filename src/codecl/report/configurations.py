@@ -5,6 +5,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,11 +182,9 @@ def variant(run: Run) -> str:
     """`penalty_step=implicit`; where the config cannot say it, the digest at the end of the configuration's folder."""
     words = ""
     if run.config is not None:
-        try:
+        with suppress(ConfigError):  # of a preset that is not here: the digest says it
             changes = changed(run.config)
             words = ", ".join(f"{field.removeprefix('method.')}={value}" for field, value in changes.items())
-        except ConfigError:  # of a preset that is not here
-            pass
     digest = run.folder.parent.name.partition(f"{run.metrics.topology}{run.metrics.agents}-")[2]
     return ", ".join(filter(None, [run.metrics.exchange, words or digest]))
 
