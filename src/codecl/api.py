@@ -202,7 +202,7 @@ def _open(folder: Path, config: RunConfig, setup: Setup, ranks: Ranks, again: bo
         writer = RunWriter.new(folder, config, labels)
     else:
         writer = RunWriter.resume(folder, config, labels, ranks.device)
-    writer.describe(ranks.device, [data.describe() for data in setup.tasks])
+    writer.describe(ranks.device, setup)
     return writer
 
 

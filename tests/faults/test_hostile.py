@@ -183,7 +183,7 @@ def linked(members, node, agent=HOSTILE, **options):
 def frame(members, kind, tensors=None, **about):
     """Of the hostile neighbour, right in all that is not said otherwise."""
     me = members[ME]
-    fields = {"fleet": me.fleet.name, "sender": HOSTILE, "task": 1, "step": STEP, "commit": bytes(32)}
+    fields = {"fleet": me.fleet.name, "sender": HOSTILE, "stage": 1, "step": STEP, "commit": bytes(32)}
     fields |= {"beats": [1] * AGENTS, "positions": [0] * AGENTS}
     return frames.encode(kind, tensors, **(fields | about))
 
@@ -368,7 +368,7 @@ HOSTILE_FRAMES = {
     "a row too long": (sends(FrameKind.ROW, row(SIZE + 1)), "a row of 6 numbers"),
     "a row that is none": (sends(FrameKind.ROW, {"rows": torch.ones(5)}), "a row that is"),
     "an unknown kind": (sends(99), "99 is not a valid FrameKind"),
-    "a task that is none": (sends(FrameKind.LATE, task=10**6), "in task 1000001 of 3"),
+    "a task that is none": (sends(FrameKind.LATE, stage=10**6), "in stage 1000001 of 3"),
     "a commit's id of a megabyte": (sends(FrameKind.ROW, row(), commit=bytes(1 << 20)), "a commit that is"),
     "signs of too many": (sends(FrameKind.BEAT, beats=[1] * 9), "signs of life of 9 agents"),
     "another past": (sends(FrameKind.REQUEST, history=[bytes(31) + b"1"]), "it started from another"),
@@ -403,7 +403,7 @@ def test_a_frame_that_does_not_fit_closes_its_link_in_one_line(victim, nodes, me
 @pytest.mark.parametrize("at", [(0, 3), (1, 3)], ids=["of an earlier task", "of an earlier step"])
 def test_a_recorded_row_that_comes_again_is_late_and_never_kept(victim, members, at, caplog):
     task, step = at
-    recorded = frame(members, FrameKind.ROW, row(), task=task, step=step, commit=victim.history.ids[task])
+    recorded = frame(members, FrameKind.ROW, row(), stage=task, step=step, commit=victim.history.ids[task])
     before = kept(victim)
     with linked(members, victim) as caller:
         caller.send(*[recorded] * 50)
@@ -613,7 +613,7 @@ def any_frame(rng, members, node, known):
     """Right in most things, so that it gets far."""
     kind = rng.choice(list(FrameKind))
     about = {
-        "task": rng.choice([0, 1, 1, 1, 2, 3, 4, 2**63]),
+        "stage": rng.choice([0, 1, 1, 1, 2, 3, 4, 2**63]),
         "step": rng.choice([0, STEP - 1, STEP, STEP + rng.randrange(200), 2**64 - 1]),
         "commit": rng.choice([node.history.newest_id, node.history.newest_id, START, rng.randbytes(32)]),
         "beats": [rng.choice([0, 1, 2**40, 2**64 - 1]) for _ in range(AGENTS)],
@@ -653,7 +653,7 @@ def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(node, me
     assert {agent for agent, rows in node.rows.items() if rows} == {HOSTILE} == set(node.status)
     assert len(node.outbox._sent_at) < 10
     assert (node.history.ids, node.position) == (past, (1, STEP))
-    assert all(len(row.row_D) == SIZE for at, row in node.rows[HOSTILE].items() if at.task == 1)
+    assert all(len(row.row_D) == SIZE for at, row in node.rows[HOSTILE].items() if at.stage == 1)
 
 
 def test_one_neighbours_sums_leave_room_for_those_of_others(node, members):

@@ -188,7 +188,7 @@ def test_two_checkpoints_are_kept_and_one_of_a_finished_run(tmp_path):
     (last,) = (finished / "checkpoint").iterdir()
     point = checkpoint.latest(finished / "checkpoint", CPU)
     assert point.position is None
-    assert len(point.state.heads) == 3
+    assert len(point.state.kept) == 3
     assert last.name == str(point.step) == "36"
 
 

@@ -53,7 +53,7 @@ def tensors(draw, max_size=4):
 fields = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys(("sender", "task", "step", "root", "number"), numbers),
+        **dict.fromkeys(("sender", "stage", "step", "root", "number"), numbers),
         **dict.fromkeys(("commit", "manifest", "signature"), st.binary(max_size=40)),
         **dict.fromkeys(("busy", "degraded", "hears"), st.booleans()),
         **dict.fromkeys(("beats", "positions"), st.lists(numbers, max_size=4)),
@@ -79,7 +79,7 @@ def test_decode_undoes_encode(kind, values, about):
     assert bits(found.tensors) == bits(values)
     assert {name: getattr(found.header, name) for name in about} == about
     assert frames.tensor_bytes(data) == sum(value.numel() * value.element_size() for value in values.values())
-    assert found.position == (about.get("task", 0), about.get("step", 0))
+    assert found.position == (about.get("stage", 0), about.get("step", 0))
 
 
 def test_what_is_decoded_is_ones_own():
@@ -109,10 +109,10 @@ def test_any_bytes_are_a_frame_or_refused(data):
 
 def valid_frames():
     some = {"a/weight": torch.arange(6.0).view(2, 3), "b": torch.empty(0, 4), "c": torch.tensor(7)}
-    about = {"fleet": "0123456789ab", "sender": 3, "task": 1, "step": 300, "commit": START, "beats": [1, 2**40, 3]}
+    about = {"fleet": "0123456789ab", "sender": 3, "stage": 1, "step": 300, "commit": START, "beats": [1, 2**40, 3]}
     yield frames.encode(FrameKind.BEAT, **about, positions=[5, 6, 7], busy=True)
     yield frames.encode(FrameKind.ROW, {"row": torch.randn(20)}, **about)
-    yield frames.encode(FrameKind.COMMIT, some, **about, manifest=b'{"task": 1}', signature=bytes(70))
+    yield frames.encode(FrameKind.COMMIT, some, **about, manifest=b'{"stage": 1}', signature=bytes(70))
     yield frames.encode(FrameKind.REQUEST, **about, history=[START, bytes(range(32))], number=1)
     yield frames.encode(FrameKind.SUM, some, **about, root=2, number=9)
 
@@ -383,10 +383,10 @@ def check(agent, data, found):
     return signature(agent, data) == found
 
 
-def commit(task=0, grower=0, living=(0, 1, 2), before=START, values=None, fleet=FLEET):
+def commit(stage=0, grower=0, living=(0, 1, 2), before=START, values=None, fleet=FLEET):
     values = {"w": torch.ones(2, 3), "head": torch.arange(3)} if values is None else values
     identity = NodeIdentity(grower, fleet, lambda data: signature(grower, data), check)
-    return history.sign_commit(identity, task, living, before, values)
+    return history.sign_commit(identity, stage, living, before, values)
 
 
 def checked(one):
@@ -426,7 +426,7 @@ def test_a_commit_that_is_altered_is_refused(data):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"fleet": "ba9876543210"}, {"grower": AGENTS}, {"living": []}, {"living": [0, AGENTS]}, {"task": 1 << 32}],
+    [{"fleet": "ba9876543210"}, {"grower": AGENTS}, {"living": []}, {"living": [0, AGENTS]}, {"stage": 1 << 32}],
     ids=str,
 )
 def test_a_signed_commit_of_elsewhere_is_refused(changes):
@@ -442,7 +442,7 @@ json_values = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(["fleet", "task", "grower", "part", "before", "tensors", "all", "none"]), json_values)
+@given(st.sampled_from(["fleet", "stage", "grower", "part", "before", "tensors", "all", "none"]), json_values)
 def test_any_manifest_fits_or_is_refused(field, value):
     """Also one that its grower signed."""
     facts = json.loads(commit().manifest)
@@ -482,7 +482,7 @@ def test_of_different_commits_one_is_preferred_and_everyone_agrees(a, b, c):
 
 
 def past(*living, values=None):
-    """A task each, grown by the lowest of these agents."""
+    """A stage each, grown by the lowest of these agents."""
     out = History(START, {"head"})
     for task, agents in enumerate(living):
         assert out.take(commit(task, min(agents), agents, out.newest_id, values)) == 0
@@ -507,7 +507,7 @@ def test_what_is_lacked_and_taken_makes_histories_equal(common, ours, theirs):
 
 def test_an_empty_history_lacks_all_and_takes_them_in_order():
     full, empty = past({0}, {1}, {2}), History(START, {"head"})
-    assert [one.facts.task for one in full.lacking(empty.ids)] == [0, 1, 2]
+    assert [one.facts.stage for one in full.lacking(empty.ids)] == [0, 1, 2]
     assert empty.take(full.commits[1]) is None  # not the next
     assert [empty.take(one) for one in full.lacking(empty.ids)] == [0, 0, 0]
     assert [empty.take(one) for one in full.commits] == [None] * 3  # known
@@ -600,9 +600,9 @@ ids = st.sampled_from([b"a", b"b"])
 
 
 @given(positions, ids, positions, ids)
-def test_a_row_is_kept_if_it_is_of_now_or_later_and_not_of_this_task_after_another_commit(row, theirs, own, ours):
+def test_a_row_is_kept_if_it_is_of_now_or_later_and_not_of_this_stage_after_another_commit(row, theirs, own, ours):
     fate = decisions.row_fate(row, theirs, own, ours, AHEAD)
-    foreign = row.task == own.task and theirs != ours
+    foreign = row.stage == own.stage and theirs != ours
     assert (fate is RowFate.FOREIGN) == foreign
     assert (fate is RowFate.KEEP) == (row >= own and not foreign)
     if fate is RowFate.BEHIND:
@@ -649,8 +649,10 @@ def test_of_nodes_that_wait_for_those_behind_the_last_goes_on(nodes):
     assert waits_for[nodes.index(min(nodes))] == []  # so nobody waits in a circle
     for i, behind in enumerate(waits_for):
         assert all(nodes[j] < nodes[i] and i not in waits_for[j] for j in behind)
-        same_task = [j for j, at in enumerate(nodes) if at.task == nodes[i].task]
-        assert {j for j in behind if j in same_task} == {j for j in same_task if nodes[i].step - nodes[j].step > AHEAD}
+        same_stage = [j for j, at in enumerate(nodes) if at.stage == nodes[i].stage]
+        assert {j for j in behind if j in same_stage} == {
+            j for j in same_stage if nodes[i].step - nodes[j].step > AHEAD
+        }
 
 
 statuses = st.builds(PeerStatus, positions, ids, st.booleans(), st.just(0.0))
@@ -661,11 +663,11 @@ newest_rows = st.builds(NewestRow, st.integers(0, 40), st.just(torch.ones(2)))
 def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ours, others, newest, training):
     rounds = Rounds(training, training + 3)
     point = decisions.join_point(own, ours, others, newest, rounds)
-    steps = [other.position.step for other in others if (other.position.task, other.commit) == (own.task, ours)]
+    steps = [other.position.step for other in others if (other.position.stage, other.commit) == (own.stage, ours)]
     if point is None:
         return
     assert steps
-    assert all(other.position.task <= own.task for other in others)  # commits come first
+    assert all(other.position.stage <= own.stage for other in others)  # commits come first
     if point.agreed:
         assert point.step == rounds.all <= max(steps)
     elif point.step:
@@ -679,7 +681,7 @@ def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ou
 def test_the_newest_row_is_the_furthest_that_could_be_mixed(rows, own, ours):
     values = {True: torch.ones(2), False: torch.tensor([1.0, np.nan])}
     received = {at: ReceivedRow(values[finite], True, theirs) for at, (theirs, finite) in rows.items()}
-    fitting = [at for at, (theirs, finite) in rows.items() if finite and theirs == ours and at.task == own.task]
+    fitting = [at for at, (theirs, finite) in rows.items() if finite and theirs == ours and at.stage == own.stage]
     newest = decisions.newest_row(received, own, ours)
     assert (newest.step if newest else None) == max((at.step for at in fitting if at >= own), default=None)
 

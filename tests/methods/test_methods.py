@@ -18,7 +18,9 @@ def states(setup, state):
 
 
 def outputs(setup, state, task, images):
-    return torch.func.functional_call(setup.module.eval(), {**state.parameters, **state.heads[task]}, (images,))
+    return torch.func.functional_call(
+        setup.module.eval(), {**state.parameters, **state.kept[task].parameters}, (images,)
+    )
 
 
 def test_codec_keeps_what_it_knows_exactly_when_the_threshold_is_one():

@@ -60,7 +60,7 @@ def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:
             continue
         if event.kind == "flood":
             done = event.state
-            weights = {**done.parameters, **done.heads[-1], **done.norms[-1]}
+            weights = {**done.parameters, **done.kept[-1].parameters, **done.kept[-1].statistics}
             flooded.append({"weights": weights, "memory": dict(done.memory)})
         facts.append(event.record())
     return {"agents": list(setup.exchange.agents), "steps": steps, "facts": facts, "flooded": flooded}

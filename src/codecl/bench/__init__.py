@@ -25,6 +25,7 @@ from codecl.exchange.cluster import Cluster
 from codecl.exchange.cluster.ranks import Ranks
 from codecl.runs.build import build_setup, compute_settings, environment, seeded, task_data
 from codecl.runs.config import RunConfig, validate
+from codecl.space.kept import Kept
 from codecl.train import autotune
 from codecl.train.events import EpochEnded, Stepped
 from codecl.train.execution import multiplying
@@ -194,7 +195,7 @@ def _second_task(setup: Setup, start: State) -> State:
         drawn = torch.randn(inputs, inputs, device=setup.tasks[0].train[1].device, dtype=setup.tasks[0].dtype)
         for group in range(layer.groups):
             memory[f"{layer.name}/{group}"] = torch.linalg.qr(drawn)[0][:, : (inputs + 1) // 2].contiguous()
-    return State(start.parameters, (setup.heads[0],), memory, ({},))
+    return State(start.parameters, (Kept(setup.heads[0]),), memory)
 
 
 def _ours(setup: Setup, state: State) -> Iterator[Timing]:

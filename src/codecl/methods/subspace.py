@@ -1,42 +1,68 @@
-"""What codec and codec-full share at a task's end: growing the core space from one agent's images or everyone's."""
+"""What codec and codec-full share: agents look at their images, one's or everyone's, and the core space grows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from codecl.data.task import TaskData
+from codecl.exchange import Exchange
 from codecl.methods.base import TaskEnd, TaskEndSize, TaskSizes
 from codecl.space import growth
+from codecl.space.growth import Bases, GrowthConfig, Moments
+from codecl.space.layers import Layer
+from codecl.space.layout import Parameters
 from codecl.space.norms import normalising
 
 
-def grown(end: TaskEnd) -> dict[str, Tensor] | None:
-    """The free bases after this task, at the chosen agent; None elsewhere (Algorithm 1, lines 17-21).
+class Look(NamedTuple):
+    """Agents that look at their images of a task, for the chosen one."""
 
-    `one`: from the chosen agent's images. `all`: every agent sends OᵀRᵢRᵢᵀO and ‖Rᵢ‖² up the chosen agent's tree, where
-    they are summed: the growth is that of all images in one place."""
+    data: TaskData
+    module: nn.Module
+    parameters: Callable[[int], Parameters]  # of an agent of this process
+    exchange: Exchange
+    chosen: int
+    growth: GrowthConfig
+    norms: Mapping[str, Tensor] = {}  # statistics to normalise by
+
+    def moments(self, layers: Sequence[Layer], bases: Bases) -> Moments | None:
+        """Second moments of the layers' inputs in these bases, at the chosen agent; None elsewhere.
+
+        `one`: of the chosen agent's images. `all`: every agent sends BᵀRᵢRᵢᵀB and ‖Rᵢ‖² up the tree to it, where
+        they are summed: it is as if all images lay in one place."""
+        images = self.growth.by_layer(layers, self.growth.sharing(self.data.agents))
+
+        def of_agent(agent: int) -> Moments:
+            self.growth.check(self.data.name, len(self.data.partition[agent]))
+            sample = self.data.sample(agent, max(images.values()))
+            with normalising(self.module, self.norms):
+                return growth.moments(self.module, self.parameters(agent), sample, images, bases)
+
+        if self.growth.subspace_from == "all":
+            parts = [growth.packed(of_agent(agent)) for agent in self.exchange.agents]
+            reduced = self.exchange.reduce(self.chosen, parts)
+            return None if reduced is None else growth.unpacked(reduced)
+        return of_agent(self.chosen) if self.chosen in self.exchange.agents else None
+
+
+def grown(end: TaskEnd) -> dict[str, Tensor] | None:
+    """The free bases after this task, at the chosen agent; None elsewhere (Algorithm 1, lines 17-21)."""
     layers = [slot.layer for slot in end.layout.slots if slot.layer]
     if not layers:
         return {} if end.chosen in end.rows else None
     bases = growth.exact(growth.bases_of(end.memory, layers), layers, end.coords_AD.device)
-    everyone = end.growth.subspace_from == "all"
-    images = end.growth.by_layer(layers, end.growth.sharing(end.data.agents))
 
-    def moments(agent: int) -> growth.Moments:
-        parameters = end.layout.parameters(end.coords_AD[end.rows[agent]])
-        end.growth.check(end.data.name, len(end.data.partition[agent]))
-        sample = end.data.sample(agent, max(images.values()))
-        with normalising(end.module, end.norms):  # as old tasks are evaluated
-            return growth.moments(end.module, parameters, sample, images, bases)
+    def parameters(agent: int) -> Parameters:
+        return end.layout.parameters(end.coords_AD[end.rows[agent]])
 
-    summed: growth.Moments | None = None
-    if everyone:
-        parts = [growth.packed(moments(agent)) for agent in end.exchange.agents]
-        reduced = end.exchange.reduce(end.chosen, parts)
-        summed = None if reduced is None else growth.unpacked(reduced)
-    elif end.chosen in end.rows:
-        summed = moments(end.chosen)
-    if summed is None:
+    # normalised as old tasks are evaluated
+    look = Look(end.data, end.module, parameters, end.exchange, end.chosen, end.growth, end.norms)
+    moments = look.moments(layers, bases)
+    if moments is None:
         return None
-    return growth.grow(bases, summed, end.growth.at(end.data.index), end.coords_AD.dtype)
+    return growth.grow(bases, moments, end.growth.at(end.data.index), end.coords_AD.dtype)
 
 
 def grown_size(sizes: TaskSizes) -> TaskEndSize:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from codecl.train import events
 from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
+from codecl.train.task_start import chooses, own_norms
 
 COMMITS = "commits"  # the folder of what each task left, in the run's own
 
@@ -65,7 +66,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
     going_on = not again and _begun(folder, member)
     labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
     writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
-    writer.describe(device, [data.describe() for data in setup.tasks])
+    writer.describe(device, setup)
     history = _new_history(setup, state, config, member)
     if going_on:
         history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
@@ -113,7 +114,22 @@ def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) 
     """Without commits; its start is the digest of all that agents have to begin with alike."""
     heads = {f"{n}/{name}": value for n, head in enumerate(setup.heads) for name, value in head.items()}
     start = f"{member.fleet.name} {config.digest()} {config.seed} {digest({**state.parameters, **heads})}"
-    return History(hashlib.sha256(start.encode()).digest(), {f"weights/{name}" for name in setup.roles.head})
+    kept = {f"weights/{name}" for name in (*setup.roles.head, *own_norms(setup))}
+    kept |= {f"own/{layer.name}/{group}" for layer in setup.roles.layers for group in range(layer.groups)}
+    openings = [number for number, stage in enumerate(stages_of(setup)) if stage.opens]
+    return History(hashlib.sha256(start.encode()).digest(), kept, openings)
+
+
+class Stage(NamedTuple):
+    """What a commit ends: the opening of a task, in which its directions are chosen, or the task itself."""
+
+    task: int
+    opens: bool
+
+
+def stages_of(setup: Setup) -> list[Stage]:
+    tasks = range(len(setup.tasks))
+    return [Stage(task, opens) for task in tasks for opens in (True, False) if not opens or chooses(setup, task)]
 
 
 class PeerRun:
@@ -123,10 +139,11 @@ class PeerRun:
         self.setup, self.first, self.history, self.writer, self.member = setup, start, history, writer, member
         assert isinstance(setup.exchange, Node)
         self.node: Node = setup.exchange
+        self.stages = stages_of(setup)
         self.missed = 0
 
     def run(self) -> Taken:
-        finished, tasks = False, len(self.setup.tasks)
+        finished, stages = False, len(self.stages)
         if self.writer.events or self.history.commits:
             self.node.journal.degraded = True
             self.writer.event(events.MemberChanged(agent=self.node.agent, state="restarted"))
@@ -139,7 +156,7 @@ class PeerRun:
         )
         self.writer.event(started)
         try:
-            self.node.open(self.history, tasks, _max_bytes(self.setup, self.first), partial(connect, self.member))
+            self.node.open(self.history, stages, _max_bytes(self.setup, self.first), partial(connect, self.member))
             self.node.meet()
             self._train()
             self.node.linger()
@@ -155,7 +172,7 @@ class PeerRun:
     def _train(self) -> None:
         """The loop, taken up again wherever the others are when they went on without us."""
         position: TaskPosition | None = None
-        while len(self.history.commits) < len(self.setup.tasks):
+        while len(self.history.commits) < len(self.stages):
             try:
                 for event in train(self.setup, self._state(), position):
                     self._record(event)
@@ -170,8 +187,9 @@ class PeerRun:
         if self.history.ids != before:
             self.history.save(self.writer.folder / COMMITS)
             state = self._state()
-            self.writer.state = state
-            self._record(evaluate(self.setup, state, len(state.heads) - 1))
+            if state.kept and self._ends(self.history.ids) != self._ends(before):
+                self.writer.state = state
+                self._record(evaluate(self.setup, state, len(state.kept) - 1))
         if point is None:
             return None
         row_D = point.row_D.to(self.node.device)
@@ -180,19 +198,29 @@ class PeerRun:
         carry = row_D.expand(self.setup.topology.agents, -1)
         if point.agreed:
             return TaskPosition(self.setup.train.epochs, carry, agreed=True)
-        steps = self.setup.tasks[len(self.history.commits)].steps(self.setup.train.batch_size)
+        steps = self.setup.tasks[self.stages[len(self.history.commits)].task].steps(self.setup.train.batch_size)
         return TaskPosition(point.step // steps, carry, point.step % steps)
 
-    def _rounds(self, task: int) -> Rounds:
+    def _ends(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Of these commits, those that ended a task."""
+        return [id for id, stage in zip(ids[1:], self.stages, strict=False) if not stage.opens]
+
+    def _rounds(self, stage: int) -> Rounds:
+        task, opens = self.stages[stage]
+        if opens:
+            return Rounds(0, 0)
         training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
         return Rounds(training, training + self.setup.topology.agree_rounds)
 
     def _state(self) -> State:
         """From the commits alone: agents that hold the same ones hold the same state."""
         state = self.first
-        for commit in self.history.commits:
+        for commit, stage in zip(self.history.commits, self.stages, strict=False):
             tensors = {name: value.to(self.node.device) for name, value in commit.tensors.items()}
-            state = unpack(self.setup, state, tensors)._replace(norms=(*state.norms, {}))
+            if stage.opens:
+                state = state._replace(directions=tensors)
+            else:
+                state = unpack(self.setup, state, tensors, statistics={})
         return state
 
     def _record(self, event: events.Event) -> None:
@@ -204,12 +232,16 @@ class PeerRun:
             self.writer.event(event.model_copy(update=own))
         else:
             self.writer.event(event)
-        if isinstance(event, events.Flooded):
+        if isinstance(event, events.Flooded | events.DirectionsChosen):
             self.history.save(self.writer.folder / COMMITS)
 
     def _notes(self) -> None:
         for note in self.node.journal.take_notes():
-            self.writer.event(note)
+            tasks = sorted({self._task(stage) for stage in note.tasks}) if note.tasks else None
+            self.writer.event(note.model_copy(update={"task": self._task(note.task or 0), "tasks": tasks}))
+
+    def _task(self, stage: int) -> int:
+        return self.stages[stage].task if stage < len(self.stages) else len(self.setup.tasks)
 
 
 def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:

@@ -58,34 +58,34 @@ class NewestRow(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Of a task: rounds of training, and all with those of agreement."""
+    """Of a stage: rounds of training, and all with those of agreement."""
 
     training: int
     all: int
 
 
 class JoinPoint(NamedTuple):
-    """Where a returning agent takes part again: a step of the task, or its end, and coordinates to start from."""
+    """Where a returning agent takes part again: a step of the stage, or its end, and coordinates to start from."""
 
     step: int
     row_D: Tensor
-    agreed: bool = False  # the others are at the task's end
+    agreed: bool = False  # the others are at the stage's end
 
 
 class RowFate(Enum):
     KEEP = "of this step or a later one"
     BEHIND = "a few steps behind: of no use, but its sender can be waited for"
     LATE = "of a step that is long over"
-    FOREIGN = "of this task, but after another commit: never mixed"
+    FOREIGN = "of this stage, but after another commit: never mixed"
 
 
 def row_fate(row: Position, row_commit: bytes, own: Position, own_commit: bytes, max_ahead: int) -> RowFate:
-    """Law: what is kept is neither of a past step nor of this task after another commit."""
-    if row.task == own.task and row_commit != own_commit:
+    """Law: what is kept is neither of a past step nor of this stage after another commit."""
+    if row.stage == own.stage and row_commit != own_commit:
         return RowFate.FOREIGN
     if row >= own:
         return RowFate.KEEP
-    near = row.task == own.task and own.step - row.step <= max_ahead
+    near = row.stage == own.stage and own.step - row.step <= max_ahead
     return RowFate.BEHIND if near else RowFate.LATE
 
 
@@ -114,16 +114,16 @@ def is_excused(status: PeerStatus | None, own: Position, now: float, waited: flo
 
 def far_behind(others: Mapping[int, Position], own: Position, max_ahead: int) -> list[int]:
     """Who is too many steps behind for us to go on. Law: of two nodes, at most one waits for the other."""
-    steps = {agent: at.step if at.task == own.task else 0 for agent, at in others.items() if at.task <= own.task}
+    steps = {agent: at.step if at.stage == own.stage else 0 for agent, at in others.items() if at.stage <= own.stage}
     return [agent for agent, step in steps.items() if own.step > max_ahead + step]
 
 
 def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: bytes) -> NewestRow | None:
-    """The furthest row of this task after this commit, not before our step."""
+    """The furthest row of this stage after this commit, not before our step."""
     fitting = [
         NewestRow(at.step, row.row_D)
         for at, row in rows.items()
-        if at.task == own.task and at >= own and row.commit == commit and bool(torch.isfinite(row.row_D).all())
+        if at.stage == own.stage and at >= own and row.commit == commit and bool(torch.isfinite(row.row_D).all())
     ]
     return max(fitting, key=lambda row: row.step, default=None)
 
@@ -131,10 +131,10 @@ def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: byte
 def join_point(
     own: Position, commit: bytes, others: Sequence[PeerStatus], newest: Sequence[NewestRow], rounds: Rounds
 ) -> JoinPoint | None:
-    """Where to join those who are in our task after our commit, if that can be told yet; step 0: the task's start. Law:
-    it is a few steps after a row that somebody sent, or the task's end where somebody is there."""
-    alike = [other for other in others if (other.position.task, other.commit) == (own.task, commit)]
-    if not alike or any(other.position.task > own.task for other in others):
+    """Where to join those who are in our stage after our commit, if that can be told yet; step 0: its start. Law:
+    it is a few steps after a row that somebody sent, or the stage's end where somebody is there."""
+    alike = [other for other in others if (other.position.stage, other.commit) == (own.stage, commit)]
+    if not alike or any(other.position.stage > own.stage for other in others):
         return None
     furthest = max(other.position.step for other in alike)
     if furthest <= 1:
@@ -148,7 +148,7 @@ def join_point(
 
 
 def commit_rank(living: Sequence[int], grower: int, id: bytes) -> Rank:
-    """Of commits of one task that of the lowest rank stands: that of the larger part of the fleet; of equal parts that
+    """Of commits of one stage that of the lowest rank stands: that of the larger part of the fleet; of equal parts that
     with the lowest agent. Law: everyone decides alike, and never for both of two."""
     return -len(living), min(living), grower, id
 

@@ -23,7 +23,7 @@ DTYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, tor
 PROTO = """
 message TensorSpec { string name = 1; string dtype = 2; repeated uint64 shape = 3; }
 message Header {
-  uint64 kind = 1; string fleet = 2; uint64 sender = 3; uint64 task = 4; uint64 step = 5; bytes commit = 6;
+  uint64 kind = 1; string fleet = 2; uint64 sender = 3; uint64 stage = 4; uint64 step = 5; bytes commit = 6;
   bool busy = 7; bool degraded = 8; bool hears = 9; repeated uint64 beats = 10; repeated uint64 positions = 11;
   uint64 root = 12; uint64 number = 13; repeated bytes history = 14; bytes manifest = 15; bytes signature = 16;
   repeated TensorSpec tensors = 17;
@@ -40,14 +40,14 @@ class FrameKind(IntEnum):
     ROW = 2  # coordinates of a step
     LATE = 3  # the answer to a row of a past step
     REQUEST = 4  # send me the commits that I lack
-    COMMIT = 5  # a flood, or some of its tensors: what a task left
+    COMMIT = 5  # a flood, or some of its tensors: what a stage left
     SUM = 6  # sums on their way up a tree
 
 
 class Position(NamedTuple):
-    """How far an agent is."""
+    """How far an agent is. A stage ends with a commit: what a task left, or the directions that one starts with."""
 
-    task: int
+    stage: int
     step: int
 
 
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
     @property
     def position(self) -> Position:
-        return Position(self.header.task, self.header.step)
+        return Position(self.header.stage, self.header.step)
 
 
 def encode(kind: FrameKind, tensors: Mapping[str, Tensor] | None = None, **fields: Any) -> bytes:

@@ -1,7 +1,9 @@
-"""What each task left, signed by the agent that grew it: a relay can pass it on but not alter it, and whoever was away
+"""What each stage left, signed by the agent that grew it: a relay can pass it on but not alter it, and whoever was away
 gets it from any neighbour.
 
-A manifest names every tensor of a flood with its digest, so that finished heads can be passed on without the rest.
+A task is one stage, or two where directions are chosen when it opens: an opening, then training and the task's end. A
+manifest names every tensor of a flood with its digest, so that what finished tasks keep for themselves can be passed on
+without the rest.
 """
 
 import hashlib
@@ -40,7 +42,7 @@ class Manifest(BaseModel, frozen=True, strict=True):
     """What a commit's grower signed."""
 
     fleet: str
-    task: int
+    stage: int
     grower: int
     living: list[int] = Field(alias="part")  # agents, as the grower saw it
     before: str  # the id of the commit that this one follows, in hex
@@ -48,7 +50,7 @@ class Manifest(BaseModel, frozen=True, strict=True):
 
 
 class Commit(NamedTuple):
-    """A task's flood: the manifest, its grower's signature, and tensors (all of them, or the finished head's)."""
+    """A stage's flood: the manifest, its grower's signature, and tensors (all, or what the finished task keeps)."""
 
     manifest: bytes
     signature: bytes
@@ -72,11 +74,11 @@ class Commit(NamedTuple):
 
 
 def sign_commit(
-    identity: NodeIdentity, task: int, living: Sequence[int], before: bytes, tensors: Mapping[str, Tensor]
+    identity: NodeIdentity, stage: int, living: Sequence[int], before: bytes, tensors: Mapping[str, Tensor]
 ) -> Commit:
-    """What this agent grew in a task, after the commit `before`, while these agents lived."""
+    """What this agent grew in a stage, after the commit `before`, while these agents lived."""
     digests = {name: digest({name: value}) for name, value in tensors.items()}
-    about = {"fleet": identity.fleet, "task": task, "grower": identity.agent, "before": before.hex()}
+    about = {"fleet": identity.fleet, "stage": stage, "grower": identity.agent, "before": before.hex()}
     manifest = json.dumps({**about, "part": sorted(living), "tensors": digests}, sort_keys=True).encode()
     return Commit(manifest, identity.sign(manifest), dict(tensors))
 
@@ -89,9 +91,9 @@ def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
         raise BadFrame(f"a commit whose manifest cannot be read ({error.errors()[0]['msg']})") from error
     known = {*facts.living, facts.grower} <= {*range(agents)}
     distinct = 0 < len(facts.living) == len({*facts.living})
-    if facts.fleet != fleet or not known or not distinct or not 0 <= facts.task < 1 << 32:
+    if facts.fleet != fleet or not known or not distinct or not 0 <= facts.stage < 1 << 32:
         raise BadFrame("a commit whose manifest does not fit this fleet")
-    title, grower = f"a commit of task {facts.task + 1}", facts.grower
+    title, grower = f"a commit of stage {facts.stage + 1}", facts.grower
     if not check(grower, commit.manifest, commit.signature):
         raise BadFrame(f"{title} without the signature of agent {grower}, who should have grown it")
     for name, value in commit.tensors.items():
@@ -101,21 +103,22 @@ def checked(commit: Commit, fleet: str, agents: int, check: Check) -> Commit:
 
 
 def best(commits: Iterable[Commit]) -> Commit | None:
-    """The one that stands, of commits of one task."""
+    """The one that stands, of commits of one stage."""
     return min(commits, key=lambda commit: commit.rank, default=None)
 
 
 class History:
-    """The commits of all tasks so far, each following the one before. All of the newest is kept, of others the `kept`
-    tensors (finished heads)."""
+    """The commits of all stages so far, each following the one before. All of what the newest task left and of the
+    opening after it is kept, of others the `kept` tensors. `openings`: the stages that open a task."""
 
-    def __init__(self, start: bytes, kept: Collection[str]) -> None:
+    def __init__(self, start: bytes, kept: Collection[str], openings: Collection[int] = ()) -> None:
         self.start, self.kept, self.commits = start, frozenset(kept), list[Commit]()
+        self.openings = frozenset(openings)
         self.candidates: list[Commit] = []  # that arrived and may be taken
 
     @property
     def ids(self) -> list[bytes]:
-        """Law: one more than tasks that are finished; agents with equal ids hold equal states."""
+        """Law: one more than stages that are over; agents with equal ids hold equal states."""
         return [self.start, *(commit.id for commit in self.commits)]
 
     @property
@@ -127,30 +130,41 @@ class History:
         return self.commits[max(0, decisions.common_length(self.ids, ids) - 1) :]
 
     def follows(self, commit: Commit) -> bool:
-        """Whether it is the next task's."""
+        """Whether it is the next stage's."""
         facts = commit.facts
-        return facts.task == len(self.commits) and facts.before == self.newest_id.hex()
+        return facts.stage == len(self.commits) and facts.before == self.newest_id.hex()
 
     def is_replaced_by(self, commit: Commit) -> bool:
         """Whether it stands in the place of one of ours."""
         facts = commit.facts
-        if facts.task >= len(self.commits) or facts.before != self.ids[facts.task].hex():
+        if facts.stage >= len(self.commits) or facts.before != self.ids[facts.stage].hex():
             return False
-        return commit.rank < self.commits[facts.task].rank
+        return commit.rank < self.commits[facts.stage].rank
 
     def is_completed_by(self, commit: Commit) -> bool:
-        """Whether we hold some of it, as our newest."""
-        return not self.is_complete and self.commits[-1].id == commit.id and commit.is_complete
+        """Whether we hold some of it, and need all for a state."""
+        return commit.is_complete and commit.id in [known.id for known in self._needed if not known.is_complete]
 
     @property
     def is_complete(self) -> bool:
-        """Whether the newest is all there: a state can be made from it."""
-        return not self.commits or self.commits[-1].is_complete
+        """Whether a state can be made from what is here."""
+        return all(commit.is_complete for commit in self._needed)
+
+    @property
+    def _needed(self) -> list[Commit]:
+        """The commits of which a state needs all."""
+        return self.commits[self._last_end :]
+
+    @property
+    def _last_end(self) -> int:
+        """The number of the newest commit that ended a task."""
+        return max((number for number in range(len(self.commits)) if number not in self.openings), default=0)
 
     @property
     def held(self) -> list[bytes]:
         """The ids of what need not be sent to us."""
-        return self.ids if self.is_complete else self.ids[:-1]
+        incomplete = (n for n, commit in enumerate(self._needed, self._last_end) if not commit.is_complete)
+        return self.ids[: next(incomplete, len(self.commits)) + 1]
 
     def accepts(self, commit: Commit) -> bool:
         return self.follows(commit) or self.is_replaced_by(commit) or self.is_completed_by(commit)
@@ -160,13 +174,20 @@ class History:
         is known, another stands, or it does not follow one that we have."""
         if not self.accepts(commit):
             return None
-        task = commit.facts.task
-        replaced = 0 if self.is_completed_by(commit) else len(self.commits) - task
-        for number, old in enumerate(self.commits[:task]):
+        stage, replaced = commit.facts.stage, 0
+        if self.is_completed_by(commit):
+            self.commits[stage] = commit
+        else:
+            replaced = len(self.commits) - stage
+            self.commits[stage:] = [commit]
+        for number, old in enumerate(self.commits[: self._last_end]):
             kept = {name: value for name, value in old.tensors.items() if name in self.kept}
             self.commits[number] = old._replace(tensors=kept)
-        self.commits[task:] = [commit]
-        self.candidates = [other for other in self.candidates if other.facts.task > task or self.is_replaced_by(other)]
+        self.candidates = [
+            other
+            for other in self.candidates
+            if other.facts.stage > stage or self.is_replaced_by(other) or self.is_completed_by(other)
+        ]
         return replaced
 
     def add_candidate(self, commit: Commit) -> None:
@@ -177,7 +198,7 @@ class History:
             self.candidates = [*others[1 - MAX_CANDIDATES :], commit]
 
     def save(self, folder: Path) -> None:
-        """A file a task, for a restart."""
+        """A file a stage, for a restart."""
         for number, commit in enumerate(self.commits, 1):
             metadata = {"manifest": commit.manifest.decode(), "signature": commit.signature.hex()}
             with replacing(folder / f"{number}.safetensors") as unfinished:

@@ -14,7 +14,7 @@ from codecl.exchange.topology import Topology, healed
 from codecl.peers.frames import BadFrame, Position
 from codecl.train.events import MemberChanged
 
-STEPS = 1 << 32  # a position travels as task · STEPS + step
+STEPS = 1 << 32  # a position travels as stage · STEPS + step
 CLOCKS_MS = 86_400_000  # by which clocks may differ
 MAX_NOTES = 4096  # that wait to be recorded
 QUIET_S = 5.0  # between two lines of the log about one thing
@@ -39,7 +39,7 @@ class Membership:
 
     def fields(self) -> dict[str, list[int]]:
         """What is sent of it, in the header of every frame."""
-        return {"beats": self.beats, "positions": [task * STEPS + step for task, step in self.positions]}
+        return {"beats": self.beats, "positions": [stage * STEPS + step for stage, step in self.positions]}
 
     def merge(self, beats: Sequence[int], positions: Sequence[int]) -> list[int]:
         """What a neighbour knows; gives those who have moved on."""
@@ -158,7 +158,8 @@ class Journal:
         self.log = RateLimitedLog()
 
     def note(self, at: Position, state: str, agent: int, why: str = "", tasks: list[int] | None = None) -> None:
-        note = MemberChanged(task=at.task, step=at.step, agent=agent, state=state, why=why or None, tasks=tasks)
+        # the agent says of which task the stage is
+        note = MemberChanged(task=at.stage, step=at.step, agent=agent, state=state, why=why or None, tasks=tasks)
         self._notes.append(note)
         self.degraded |= state not in HARMLESS
         self.log(logging.INFO, (agent, state), "agent %d: %s%s", agent, state, f" ({why})" if why else "")

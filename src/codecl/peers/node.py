@@ -1,5 +1,5 @@
 """One agent a process, linked to its neighbours and to nobody else. Training goes on when a neighbour is slow, cut off
-or dead; whoever comes back takes up the others' task, commit and step.
+or dead; whoever comes back takes up the others' stage, commit and step.
 
 The training thread calls the verbs of a node, the threads that read its links hand in frames; each verb takes the lock
 itself, and nobody else does.
@@ -41,9 +41,9 @@ class OutOfSync(Exception):
 
 
 class SumKey(NamedTuple):
-    """Which of the sums at a task's end."""
+    """Which of the sums of a stage."""
 
-    task: int
+    stage: int
     root: int
     number: int
     child: int
@@ -97,7 +97,7 @@ class Node:
         self.rows: dict[int, dict[Position, ReceivedRow]] = {agent: {} for agent in range(agents)}
         self.sums: dict[SumKey, Tensors] = {}
         self.position = Position(0, 0)
-        self.row_size = 0  # of this task, where it is known
+        self.row_size = 0  # of this stage, where it is known
         self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
         self.spread = 0.0  # mean squared distance to the neighbours heard in the last round
@@ -108,15 +108,15 @@ class Node:
         self._announced: Position | None = None  # the step whose row left when we joined
         self._last_row: bytes | None = None
         self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
-        self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by task and root
+        self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by stage and root
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat_regularly, name="beats", daemon=True)
 
-    def open(self, history: History, tasks: int, max_bytes: int, connect: Callable[["Node"], Links]) -> None:
-        """`max_bytes`: of tensors that any message may have."""
-        self.history, self.tasks, self.max_bytes = history, tasks, max_bytes
-        self.position = self.position._replace(task=len(history.commits))
+    def open(self, history: History, stages: int, max_bytes: int, connect: Callable[["Node"], Links]) -> None:
+        """`stages`: of all tasks. `max_bytes`: of tensors that any message may have."""
+        self.history, self.stages, self.max_bytes = history, stages, max_bytes
+        self.position = self.position._replace(stage=len(history.commits))
         with self._changed:  # who dials us at once waits until we can answer
             self.links = connect(self)
             self.outbox = Outbox(self.links, self._header)
@@ -151,7 +151,7 @@ class Node:
     def _heal(self) -> None:
         """The links and weights of the living, where somebody died or came back."""
         dead = self.membership.dead
-        finished = self.position.task >= self.tasks  # who has finished may leave
+        finished = self.position.stage >= self.stages  # who has finished may leave
         if dead == self.neighbours.dead or finished or not self.met:
             return
         for state, agents in self.neighbours.heal(dead)._asdict().items():
@@ -179,8 +179,8 @@ class Node:
         header, commit = frame.header, Commit(frame.header.manifest, frame.header.signature, frame.tensors)
         if header.fleet != self.identity.fleet or header.sender != peer:
             raise BadFrame(f"it says it is of agent {header.sender} of fleet {header.fleet[:20]!r}")
-        if header.task > self.tasks or len(header.commit) != len(self.history.start):
-            raise BadFrame(f"it says it is in task {header.task + 1} of {self.tasks}, after a commit that is none")
+        if header.stage > self.stages or len(header.commit) != len(self.history.start):
+            raise BadFrame(f"it says it is in stage {header.stage + 1} of {self.stages}, after a commit that is none")
         if frame.kind is FrameKind.COMMIT:
             histories.checked(commit, self.identity.fleet, len(self.membership.beats), self.identity.check)
         with self._changed:
@@ -194,8 +194,8 @@ class Node:
                     del rows[min(rows)]
             elif frame.kind is FrameKind.COMMIT:
                 self.history.add_candidate(commit)
-            elif frame.kind is FrameKind.SUM and header.task >= self.position.task:
-                self.sums[SumKey(header.task, header.root, header.number, peer)] = frame.tensors
+            elif frame.kind is FrameKind.SUM and header.stage >= self.position.stage:
+                self.sums[SumKey(header.stage, header.root, header.number, peer)] = frame.tensors
                 of_peer = [key for key in self.sums if key.child == peer]
                 if len(of_peer) > MAX_SUMS:
                     del self.sums[of_peer[0]]
@@ -209,7 +209,7 @@ class Node:
                 if link and header.number and self._last_row:
                     link.put(frames.with_hears(self._last_row, self._last_pairs.get(peer, False)))
             own_ids = self.history.ids
-            if header.task < len(own_ids) and header.commit != own_ids[header.task]:  # one of the two commits stands
+            if header.stage < len(own_ids) and header.commit != own_ids[header.stage]:  # one of the two commits stands
                 self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
             self._changed.notify_all()
 
@@ -221,11 +221,11 @@ class Node:
         fate = decisions.row_fate(at, frame.header.commit, own, self.history.newest_id, self.max_ahead)
         if fate is RowFate.FOREIGN:
             return False
-        if at.task == own.task and self.row_size and len(row_D) != self.row_size:
+        if at.stage == own.stage and self.row_size and len(row_D) != self.row_size:
             raise BadFrame(f"a row of {len(row_D)} numbers; the chart has {self.row_size}")
         if fate is RowFate.LATE:
             if self.outbox.send_at_most_every(LATE_S, peer, FrameKind.LATE):
-                line = "agent %d: its row of task %d, step %d is late; dropped"
+                line = "agent %d: its row of stage %d, step %d is late; dropped"
                 self.journal.log(logging.INFO, (peer, "late"), line, peer, *at)
             return False
         if self.met and peer not in self.live and peer in self.neighbours.weights:
@@ -312,19 +312,19 @@ class Node:
                     del self.live[peer]
                     self.journal.note(self.position, "lost", peer, f"no row within {waited:.3g} s")
 
-    # a task's end
+    # a stage's end
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sums of those who are reached, which may be fewer than all agents."""
         sums = dict(parts[0])
         shapes = {name: value.shape for name, value in sums.items()}
         with self._changed:
-            task = self.position.task
-            number = self._reductions[task, root]
-            self._reductions[task, root] += 1
+            stage = self.position.stage
+            number = self._reductions[stage, root]
+            self._reductions[stage, root] += 1
             for parent, child in reversed(self.neighbours.tree_to(root)):
                 if parent == self.agent:
-                    arrived = self._await_sum(SumKey(task, root, number, child))
+                    arrived = self._await_sum(SumKey(stage, root, number, child))
                     if arrived is None or {name: value.shape for name, value in arrived.items()} != shapes:
                         self.journal.miss(self.position.step, [child])
                     else:
@@ -352,7 +352,7 @@ class Node:
             else:
                 tensors = {name: value.detach().cpu().contiguous() for name, value in payload.items()}
                 living, before = self.neighbours.living, self.history.newest_id
-                commit = histories.sign_commit(self.identity, self.position.task, living, before, tensors)
+                commit = histories.sign_commit(self.identity, self.position.stage, living, before, tensors)
             if commit is None:
                 return None
             self._adopt(commit)
@@ -371,7 +371,7 @@ class Node:
             if useful:
                 raise OutOfSync  # to take another past, or one of which only some is still to be had
             if root in self.neighbours.dead:
-                self.journal.note(self.position, "gone", root, "it should have grown this task's commit")
+                self.journal.note(self.position, "gone", root, "it should have grown this stage's commit")
                 break
             if waited - asked_at > REQUEST_S:
                 asked_at = waited
@@ -379,15 +379,15 @@ class Node:
         return best
 
     def _adopt(self, commit: Commit) -> None:
-        """The next task, after this commit."""
+        """The next stage, after this commit."""
         replaced = self.history.take(commit)
         if replaced:
-            tasks = list(range(commit.facts.task, commit.facts.task + replaced))
+            stages = list(range(commit.facts.stage, commit.facts.stage + replaced))
             why = "the commit of another part of the fleet stands"
-            self.journal.note(self.position, "discarded", self.agent, why, tasks)
+            self.journal.note(self.position, "discarded", self.agent, why, stages)
         self.busy, self.row_size, self.late = True, 0, None
         self._move_to(Position(len(self.history.commits), 0))
-        self.sums = {key: tensors for key, tensors in self.sums.items() if key.task >= self.position.task}
+        self.sums = {key: tensors for key, tensors in self.sums.items() if key.stage >= self.position.stage}
         self.outbox.beat()
 
     # coming and going
@@ -397,7 +397,7 @@ class Node:
         with self._changed:
             for waited in self._ticks():
                 everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
-                late = Position(self.position.task, self.max_ahead)
+                late = Position(self.position.stage, self.max_ahead)
                 under_way = any(status.position > late for status in self.status.values())
                 if everybody or under_way or waited >= self.rules.meet:
                     break
@@ -408,14 +408,14 @@ class Node:
             self.membership.start()
 
     def rejoin(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
-        """Take up the others' commits, then their step. None: this task from its start, or nothing is left to do."""
+        """Take up the others' commits, then their step. None: this stage from its start, or nothing is left to do."""
         with self._changed:
             self.journal.degraded, self.late = True, None
             asked_at = -REQUEST_S
             for waited in self._ticks():
                 while commit := next(filter(self.history.accepts, self.history.candidates), None):
                     self._adopt(commit)
-                if self.history.is_complete and self.position.task >= self.tasks:
+                if self.history.is_complete and self.position.stage >= self.stages:
                     return None
                 point = self._join_point(rounds_of) if self.history.is_complete else None
                 if point is not None:
@@ -437,7 +437,7 @@ class Node:
         others = [self.status[peer] for peer in self.links.up if peer in self.status]
         newest = {peer: row for peer in self.rows if (row := decisions.newest_row(self.rows[peer], own, commit))}
         heard = [row for peer, row in newest.items() if peer in self.neighbours.weights]
-        return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds_of(own.task))
+        return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds_of(own.stage))
 
     def _announce(self, point: JoinPoint) -> None:
         """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
@@ -453,8 +453,8 @@ class Node:
         with self._changed:
             self.outbox.beat()
             for waited in self._ticks():
-                tasks = [self.status[peer].position.task if peer in self.status else 0 for peer in self.links.up]
-                if waited >= 2 * self.rules.silence or all(task >= self.position.task for task in tasks):
+                stages = [self.status[peer].position.stage if peer in self.status else 0 for peer in self.links.up]
+                if waited >= 2 * self.rules.silence or all(stage >= self.position.stage for stage in stages):
                     return
 
     def consensus_error(self, rows_AD: Tensor) -> float:

@@ -19,12 +19,14 @@ from torch import Tensor
 
 import codecl
 from codecl.errors import ConfigError
+from codecl.space.kept import Kept
 from codecl.train.state import State, TaskPosition
 
 SCHEMA = 1
 INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)?\s*")
 UNITS = {"s": 1, "min": 60, "h": 3600}
 TENSORS, FACTS = "state.safetensors", "checkpoint.json"
+KEPT = ("heads", "norms", "directions", "coordinates")  # names of what a task keeps, in the order of Kept
 
 
 class CheckpointConfig(BaseModel):
@@ -125,7 +127,7 @@ def _load(path: Path, device: torch.device) -> Checkpoint:
 def position_of(point: Checkpoint) -> dict[str, Any]:
     """What is known of the place beside the tensors."""
     return {
-        "finished": len(point.state.heads),
+        "finished": len(point.state.kept),
         "epoch": point.position.epoch if point.position else None,
         "step": point.step,
         "events": point.events,
@@ -138,9 +140,8 @@ def from_tensors(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkp
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
 
-    each = range(facts["finished"])
-    heads, norms = (tuple(under(f"{kind}/{number}/") for number in each) for kind in ("heads", "norms"))
-    state = State(under("parameters/"), heads, under("memory/"), norms)
+    kept = [Kept(*(under(f"{part}/{number}/") for part in KEPT)) for number in range(facts["finished"])]
+    state = State(under("parameters/"), tuple(kept), under("memory/"), under("open/"))
     position = None if facts["epoch"] is None else TaskPosition(facts["epoch"], held["carry_AE"])
     return Checkpoint(state, position, facts["step"], facts["events"], under("generators/"))
 
@@ -149,8 +150,9 @@ def tensors_of(point: Checkpoint) -> dict[str, Tensor]:
     """Every tensor under a name that says where it belongs."""
     state = point.state
     groups = {"parameters": state.parameters, "memory": state.memory, "generators": point.generators}
-    groups |= {f"heads/{number}": head for number, head in enumerate(state.heads)}
-    groups |= {f"norms/{number}": statistics for number, statistics in enumerate(state.norms)}
+    groups["open"] = state.directions
+    for number, kept in enumerate(state.kept):
+        groups |= {f"{part}/{number}": tensors for part, tensors in zip(KEPT, kept, strict=True)}
     named = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
     if point.position:
         named["carry_AE"] = point.position.carry_AE

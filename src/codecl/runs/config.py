@@ -22,6 +22,7 @@ from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
 from codecl.runs import yamlfile
 from codecl.runs.checkpoint import CheckpointConfig
+from codecl.space.directions import FreeConfig, OwnConfig
 from codecl.space.growth import GrowthConfig
 from codecl.train.config import TrainConfig
 
@@ -100,6 +101,11 @@ class RunConfig(BaseModel):
     frozen: tuple[str, ...] = Field((), description="parameters that train in the first task only")
     method: MethodChoice = MethodChoice(name="codec")
     growth: GrowthConfig = GrowthConfig()
+    own: OwnConfig = OwnConfig()
+    free: FreeConfig = FreeConfig()
+    norms: Literal["first", "own"] = Field(
+        "first", description="parameters of norms: trained in the first task only, or each task's own"
+    )
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     sources: dict[str, str] = Field({}, description="digests of the caller's own code and of data set files, filled in")

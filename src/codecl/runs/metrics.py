@@ -26,6 +26,7 @@ Rows = Sequence[Sequence[float] | None]
 T = TypeVar("T", bound=InTask)
 PHASES = {
     "run": "starting",
+    "directions": "training",
     "task": "training",
     "epoch": "training",
     "agree": "growing",
@@ -58,6 +59,9 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
         consensus_error_by_task=[epoch.consensus_error for epoch in ends],
         free_by_task=[task.free for task in opened],
         kept_by_task=[task.kept for task in opened],
+        body=opened[0].body if opened else None,
+        trained_by_task=[task.trained or {} for task in opened] if any(task.trained for task in opened) else None,
+        own_by_task=[task.own or {} for task in opened] if any(task.own for task in opened) else None,
         timing=Timing(
             train_s=round(seconds, 3),
             iterations=iterations,

@@ -1,6 +1,6 @@
 """The model in a run folder: saved by task, loaded as a user's module again, and asked what image files show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,22 +18,43 @@ from codecl.models import MODELS
 from codecl.registry import near, source_digest
 from codecl.runs.build import build_model, stateless_copy
 from codecl.runs.config import RunConfig
-from codecl.runs.reader import one_run, read_config, read_tasks
+from codecl.runs.reader import one_run, read_config, read_layers, read_tasks
 from codecl.space import norms
+from codecl.space.kept import Kept
 from codecl.train.state import State
+
+DIRECTIONS, COORDINATES = "directions/", "coordinates/"  # before the names of layers in a task's file
 
 
 def save_model(state: State, folder: Path) -> None:
-    """body.safetensors, and head and norm statistics of each task in task-<t>.safetensors (tasks from 1)."""
-    own = enumerate(zip(state.heads, state.norms, strict=True), 1)
-    files = {f"task-{number}": {**head, **statistics} for number, (head, statistics) in own}
-    for name, tensors in {"body": state.parameters, **files}.items():
+    """body.safetensors, and what each task keeps for itself in task-<t>.safetensors (tasks from 1): its head, own norms
+    and norm statistics by their names, own directions D and their coordinates u by layer and group."""
+    files: dict[str, Mapping[str, Tensor]] = {"body": state.parameters}
+    for number, kept in enumerate(state.kept, 1):
+        files[f"task-{number}"] = {
+            **kept.parameters,
+            **kept.statistics,
+            **{DIRECTIONS + name: value for name, value in kept.directions.items()},
+            **{COORDINATES + name: value for name, value in kept.coordinates.items()},
+        }
+    for name, tensors in files.items():
         with replacing(folder / f"{name}.safetensors") as unfinished:
             save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, unfinished)
 
 
+def read_kept(path: Path) -> Kept:
+    """What a task keeps, from its file."""
+    parts: dict[str, dict[str, Tensor]] = {"": {}, DIRECTIONS: {}, COORDINATES: {}}
+    for name, value in load_file(path).items():
+        prefix = next((prefix for prefix in (DIRECTIONS, COORDINATES) if name.startswith(prefix)), "")
+        parts[prefix][name.removeprefix(prefix)] = value
+    parameters = parts[""]
+    statistics = {name: parameters.pop(name) for name in list(parameters) if norms.is_statistic(name)}
+    return Kept(parameters, statistics, parts[DIRECTIONS], parts[COORDINATES])
+
+
 def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:
-    """The module of a run with the head of `task` (from 0), ready for inference. `model`: yours, if the run's was."""
+    """The module of a run as it is for `task` (from 0), ready for inference. `model`: yours, if the run's was."""
     path = Path(folder)
     config = read_config(path)
     if model is None:
@@ -42,19 +63,20 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
     module = stateless_copy(model).to(getattr(torch, config.dtype))
-    known, of_task = dict(module.named_parameters()), load_file(own)
-    statistics = {name: of_task.pop(name) for name in list(of_task) if norms.is_statistic(name)}
-    for name, value in {**load_file(body), **of_task}.items():
-        compared = slice(1, None) if name in of_task else slice(None)  # a head may have another number of classes
+    known, shared, kept = dict(module.named_parameters()), load_file(body), read_kept(own)
+    for name, value in {**shared, **kept.parameters}.items():
+        compared = slice(1, None) if name not in shared else slice(None)  # a head may have another number of classes
         if name not in known or known[name].shape[compared] != value.shape[compared]:
             raise ConfigError(
                 f"{path}: the model does not fit this run at {name!r}; pass the one that it was made with"
             )
+    layers = read_layers(path, shared) if kept.directions else []
+    for name, value in kept.model(layers, shared).items():
         known[name].data = value  # in place: layers that share a parameter go on sharing it
         layer = module.get_submodule(name.rpartition(".")[0])
         if isinstance(layer, nn.Linear):
             layer.out_features = layer.weight.shape[0]
-    norms.put(module, statistics)
+    norms.put(module, kept.statistics)
     return module.eval()
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,8 +19,11 @@ from codecl.runs.schema import SCHEMA, Labels, Metrics, fault
 from codecl.train.events import EVENT, E, MemberChanged, Recorded, RunStarted, Status, TaskOpened, of_type
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from codecl.data.task import TaskInfo
     from codecl.runs.config import RunConfig
+    from codecl.space.layers import Layer
 
 EVENTS = "events.jsonl"
 AGENT = re.compile(r"agent-\d+")  # the folder of a peer
@@ -165,6 +168,18 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
         tasks = [TaskInfo(**task) for task in values["tasks"]]
         if tasks:
             return tasks
+    raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
+
+
+def read_layers(folder: Path, parameters: Mapping[str, "Tensor"]) -> list["Layer"]:
+    """The layers of a recorded run that carry coordinates, as far as its own directions need to know them."""
+    from codecl.space.layers import Layer
+
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
+        return [
+            Layer(**layer, shape=parameters[layer["weight"]].shape, rows=0, owned=False) for layer in values["layers"]
+        ]
     raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
 
 

@@ -77,13 +77,21 @@ class Metrics(Labels):
     traffic: Traffic
     consensus_error_by_task: Sequence[float | None]  # before agreement
     free_by_task: Sequence[Mapping[str, int]]  # entry t: free while task t trained
-    kept_by_task: Sequence[int]  # numbers that each task keeps for itself
+    kept_by_task: Sequence[int]  # numbers that each task keeps for itself: head, own norms, statistics, own directions
+    body: int | None = None  # numbers that all tasks share; None: recorded before it was
+    trained_by_task: Sequence[Mapping[str, int]] | None = None  # free directions that were trained, where chosen
+    own_by_task: Sequence[Mapping[str, int]] | None = None  # own directions, where tasks have some
     timing: Timing
     mu_by_task: Sequence[MeanMax] | None = None  # where it was measured
     disagreement_by_task: Sequence[float | None] | None = None  # of a peer, as the three below
     missed: int | None = None  # messages of neighbours
     links: Mapping[str, LinkBytes] | None = None
     recorded_agents: int | None = None  # of a fleet: whose records were read
+
+    @property
+    def kept_share(self) -> float | None:
+        """The most that a task keeps for itself, as a part of the body; None: not known."""
+        return max(self.kept_by_task) / self.body if self.kept_by_task and self.body else None
 
     def dump(self) -> dict[str, Any]:
         """As `metrics.json` has it: schema and status first; what does not apply is left out."""

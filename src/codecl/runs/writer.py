@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError, RunFailed
 from codecl.files import lock, write_text
 from codecl.runs import checkpoint
@@ -26,8 +25,9 @@ from codecl.runs.model import save_model
 from codecl.runs.reader import EVENTS, lasted_s, read_events
 from codecl.runs.schema import Labels, Metrics
 from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, Status, TaskOpened, of_type
-from codecl.train.state import State, TaskPosition
+from codecl.train.state import Setup, State, TaskPosition
 
+NEEDED = ("name", "weight", "bias", "groups")  # of a layer, to put own directions into its weight
 Generators = Mapping[str, torch.Tensor]
 
 
@@ -127,8 +127,9 @@ class RunWriter:
                 _start(folder, config)
             return cls(folder, config, labels, handle)
 
-    def describe(self, device: torch.device, tasks: Sequence[TaskInfo]) -> None:
-        """The environment, beside those of earlier processes of the run; and what predictions need of each task."""
+    def describe(self, device: torch.device, setup: Setup) -> None:
+        """The environment, beside those of earlier processes of the run; and what predictions need of each task and of
+        the layers that carry coordinates."""
         path = self.folder / "environment.json"
         values = environment(device)
         if self.point:
@@ -136,7 +137,9 @@ class RunWriter:
                 earlier = json.loads(path.read_text(encoding="utf-8"))
                 values["before"] = [*earlier.pop("before", []), earlier]
         _write(path, values)
-        _write(self.folder / "model" / "tasks.json", {"tasks": [task.model_dump(mode="json") for task in tasks]})
+        tasks = [data.describe().model_dump(mode="json") for data in setup.tasks]
+        layers = [{name: getattr(layer, name) for name in NEEDED} for layer in setup.roles.layers]
+        _write(self.folder / "model" / "tasks.json", {"tasks": tasks, "layers": layers})
 
     def event(self, event: Event) -> None:
         """Append a line to events.jsonl, and the event to `events`. A task that is resumed was opened before."""

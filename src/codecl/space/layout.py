@@ -21,7 +21,7 @@ class Slot(NamedTuple):
     """A stretch of an agent's coordinates: a layer in its chart, or one whole parameter."""
 
     name: str
-    kind: Literal["layer", "head", "dense", "first"]
+    kind: Literal["layer", "kept", "dense", "first"]
     size: int
     layer: Layer | None
     chart: Chart  # of a whole parameter: its value as [1, 1, n]
@@ -73,9 +73,10 @@ def parameters_of(slot: Slot, piece: Tensor) -> dict[str, Tensor]:
 
 
 def layout(
-    roles: ParameterRoles, parameters: Parameters, free: Mapping[str, Sequence[Tensor]], head: Parameters, first: bool
+    roles: ParameterRoles, parameters: Parameters, free: Mapping[str, Sequence[Tensor]], kept: Parameters, first: bool
 ) -> Layout:
-    """Lay out a task: layers in their charts, then the live head and every parameter that trains whole.
+    """Lay out a task: layers in their charts, then what it keeps for itself (its head, own norms) and every parameter
+    that trains whole.
 
     `free`: a basis a group for each layer that has one; the others are free as a whole. `first`: the first task, in
     which norms train too."""
@@ -85,14 +86,15 @@ def layout(
         chart = charts.chart(weight, free[layer.name]) if layer.name in free else charts.full(weight)
         slots.append(Slot(layer.name, "layer", charts.size(chart), layer, chart, layer.shape))
 
-    def unconstrained(kind: Literal["head", "dense", "first"], values: Parameters) -> list[Slot]:
+    def unconstrained(kind: Literal["kept", "dense", "first"], values: Parameters) -> list[Slot]:
         return [
             Slot(name, kind, value.numel(), None, charts.full(value.reshape(1, 1, -1)), value.shape)
             for name, value in values.items()
         ]
 
-    slots += unconstrained("head", head) + unconstrained("dense", {name: parameters[name] for name in roles.dense})
-    slots += unconstrained("first", {name: parameters[name] for name in roles.first}) if first else []
+    slots += unconstrained("kept", kept) + unconstrained("dense", {name: parameters[name] for name in roles.dense})
+    only_now = {name: parameters[name] for name in roles.first if first and name not in kept}
+    slots += unconstrained("first", only_now)
     trained = {name for slot in slots for name in _names(slot)}
     return Layout(tuple(slots), {name: value for name, value in parameters.items() if name not in trained})
 

@@ -28,6 +28,7 @@ class ParameterRoles(NamedTuple):
     head: tuple[str, ...]  # parameters that each task has of its own
     dense: tuple[str, ...]  # train whole in every task
     first: tuple[str, ...]  # train in the first task only: norms, and what the user calls frozen
+    norms: tuple[str, ...]  # of those, the norms': a task may have its own
     constant: tuple[str, ...]  # never train (requires_grad is off)
     outputs: int  # numbers that the module gives for an image
 
@@ -96,6 +97,7 @@ def parameter_roles(
         head=with_role("head"),
         dense=with_role("dense"),
         first=with_role("first"),
+        norms=tuple(name for name in with_role("first") if name not in asked),
         constant=with_role("constant"),
         outputs=trace.outputs,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from codecl.space import chart as charts
+from codecl.space.directions import space
 from codecl.space.layout import parameters_of
 from codecl.train.agents import AgentLoss, Agents
 from codecl.train.events import EpochEnded, Event, TaskOpened
@@ -33,7 +34,7 @@ def with_mu(events: Iterable[Event], setup: Setup) -> Iterator[Event]:
 
 def mu_of(setup: Setup, agents: Agents, task: int, live: LiveEpoch) -> Tensor:
     """μ [A]; 1 where nothing is constrained: there the projected gradient is the gradient."""
-    bases = setup.method.within(live.state.memory, setup.roles.layers)
+    bases = setup.method.within(space(live.state.memory, live.state.directions), setup.roles.layers)
     if not bases:
         return torch.ones(len(live.coords_AD))
     data = setup.tasks[task]

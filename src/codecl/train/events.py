@@ -78,11 +78,23 @@ class TaskOpened(InTask):
     coordinates: int  # numbers in a message
     full: int  # numbers in a message of full communication
     reference_extra: int  # numbers that the authors' accounting adds to both: other heads, norms
-    kept: int  # numbers that the task keeps for itself: its head, its norm statistics
+    kept: int  # numbers that the task keeps for itself: head, own norms, norm statistics, own directions
+    body: int | None = None  # numbers that all tasks share; None: recorded before it was
     itemsize: int  # bytes of a number
     free: Mapping[str, int]
+    trained: Mapping[str, int] | None = None  # the free directions that it trains in, where they were chosen
+    own: Mapping[str, int] | None = None  # its own directions, where it has some
     factored: Sequence[str] = ()  # layers that run in the factored form
     agents: Any = Live
+
+
+class DirectionsChosen(Sent):
+    """Before a task opens: the directions in which it trains were chosen, and flooded."""
+
+    kind: Literal["directions"] = "directions"
+    chosen: int
+    digest: str
+    seconds: float
 
 
 class Stepped(Event):
@@ -172,7 +184,17 @@ class RunEnded(Event):
 
 
 Recorded = (
-    RunStarted | TaskOpened | EpochEnded | Agreed | Grown | Flooded | Evaluated | MemberChanged | LinksClosed | RunEnded
+    RunStarted
+    | DirectionsChosen
+    | TaskOpened
+    | EpochEnded
+    | Agreed
+    | Grown
+    | Flooded
+    | Evaluated
+    | MemberChanged
+    | LinksClosed
+    | RunEnded
 )
 EVENT: TypeAdapter[Recorded] = TypeAdapter(Annotated[Recorded, Field(discriminator="kind")])
 E = TypeVar("E", bound=Event)

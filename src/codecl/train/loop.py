@@ -16,7 +16,8 @@ from torch.func import functional_call
 from codecl.data.task import TaskData, in_batches
 from codecl.errors import RunFailed
 from codecl.space import norms
-from codecl.space.layout import Parameters, layout
+from codecl.space.directions import FREE, OWN, counts
+from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
@@ -24,15 +25,18 @@ from codecl.train.events import EpochEnded, Evaluated, Event, Stepped, TaskOpene
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.step import make_step
 from codecl.train.task_end import close_task
+from codecl.train.task_start import body_size, choose_directions, chooses, kept_size, task_layout
 
 
 def train(setup: Setup, state: State, position: TaskPosition | None = None) -> Iterator[Event]:
     """Learn one task after another (Algorithm 1), from `state` on, or from a position inside the task after it (all
     agents' rows)."""
-    for data in setup.tasks[len(state.heads) :]:
+    for data in setup.tasks[len(state.kept) :]:
+        if chooses(setup, data.index) and not state.directions:
+            state = yield from choose_directions(setup, state, data)
         agents = open_task(setup, state, data)
         start = start_of(setup, agents, position)
-        yield _task_opened(setup, data, agents)
+        yield _task_opened(setup, state, data, agents)
         coords_AD = yield from _train_task(setup, state, data, agents, start)
         setup = setup._replace(execution=agents.execution)
         state = yield from close_task(setup, state, data, agents, coords_AD, agreed=start.agreed)
@@ -42,8 +46,7 @@ def train(setup: Setup, state: State, position: TaskPosition | None = None) -> I
 
 def open_task(setup: Setup, state: State, data: TaskData) -> Agents:
     """The agents, in the coordinates of this task."""
-    free = setup.method.free(state.memory, setup.roles.layers)
-    plan = layout(setup.roles, state.parameters, free, setup.heads[data.index], first=data.index == 0)
+    plan = task_layout(setup, state, data)
     return Agents(setup.module, plan, len(setup.exchange.agents), setup.execution, setup.train)
 
 
@@ -90,12 +93,14 @@ def _train_task(
     return coords_AD
 
 
-def _task_opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
+def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> TaskOpened:
     plan = agents.layout
-    live = sum(slot.size for slot in plan.slots if slot.kind in ("head", "first"))
+    live = sum(slot.size for slot in plan.slots if slot.kind in ("kept", "first"))
     heads = [sum(value.numel() for value in head.values()) for head in setup.heads]
     norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.roles.first)
-    statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics == "task" else 0
+    bases = setup.method.free(state.memory, setup.roles.layers)
+    free = {name: sum(basis.shape[1] for basis in groups) for name, groups in bases.items()}
+    trained, own = counts(state.directions, FREE), counts(state.directions, OWN)
     return TaskOpened(
         task=data.index,
         name=data.name,
@@ -104,9 +109,12 @@ def _task_opened(setup: Setup, data: TaskData, agents: Agents) -> TaskOpened:
         coordinates=plan.size,
         full=plan.full_size,
         reference_extra=sum(heads) + norm_parameters - live,
-        kept=heads[data.index] + statistics,
+        kept=kept_size(setup, data, own),
+        body=body_size(setup),
         itemsize=data.dtype.itemsize,
-        free=plan.free,
+        free=plan.free | free,
+        trained=trained or None,
+        own=own or None,
         factored=sorted(agents.factored),
         agents=agents,
     )
@@ -152,9 +160,9 @@ def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
     began = time.perf_counter()
     scores = []
     with evaluating(setup.module):
-        for data, head, statistics in zip(setup.tasks, state.heads, state.norms, strict=False):
-            with norms.normalising(setup.module, statistics):
-                parameters = {**state.parameters, **head}
+        for data, kept in zip(setup.tasks, state.kept, strict=False):
+            with norms.normalising(setup.module, kept.statistics):
+                parameters = kept.model(setup.roles.layers, state.parameters)
                 scores.append(accuracy(setup.module, parameters, *data.held_out(), setup.train.test_batch_size))
     return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began, state=state)
 

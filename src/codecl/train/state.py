@@ -12,7 +12,9 @@ from codecl.data.task import TaskData
 from codecl.exchange import Exchange
 from codecl.exchange.topology import Topology
 from codecl.methods import Method
+from codecl.space.directions import FreeConfig, OwnConfig
 from codecl.space.growth import GrowthConfig
+from codecl.space.kept import Kept
 from codecl.space.layout import Parameters
 from codecl.space.roles import ParameterRoles
 from codecl.train.config import TrainConfig
@@ -23,9 +25,9 @@ class State(NamedTuple):
     """What every agent holds between tasks, equal bit for bit."""
 
     parameters: Parameters  # all but heads
-    heads: tuple[Parameters, ...]  # of finished tasks
+    kept: tuple[Kept, ...]  # what each finished task keeps for itself
     memory: Mapping[str, Tensor]  # the method's
-    norms: tuple[Parameters, ...] = ()  # statistics of batch norms, of finished tasks; empty: the batch's own
+    directions: Mapping[str, Tensor] = {}  # of the task that is open, where they were chosen
 
 
 class TaskPosition(NamedTuple):
@@ -49,5 +51,8 @@ class Setup(NamedTuple):
     method: Method
     train: TrainConfig
     growth: GrowthConfig
+    own: OwnConfig
+    free: FreeConfig
+    own_norms: bool  # each task has its own, not only the first
     seed: int
     execution: Execution

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from codecl.data.task import TaskData
 from codecl.methods.base import LR
+from codecl.space.directions import space
 from codecl.train.agents import Agents
 from codecl.train.state import Setup, State
 
@@ -21,7 +22,7 @@ Step = Callable[[Tensor, Tensor, LR], tuple[Tensor, Tensor]]  # carry [A, E], in
 def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:
     """The step of this task, in the order of mixing that the config says."""
     method, exchange = setup.method, setup.exchange
-    constants: Any = method.prepare(state.memory, agents.layout)
+    constants: Any = method.prepare(space(state.memory, state.directions), agents.layout)
     size, beta = agents.layout.size, setup.train.momentum
 
     def gradient(coords_AD: Tensor, indices_ABK: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ Shapes: A agents of this process, D coordinates of an agent.
 """
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -13,11 +13,13 @@ from codecl.errors import RunFailed
 from codecl.exchange import Exchange, flooded
 from codecl.methods import TaskEnd
 from codecl.seeding import succession
-from codecl.space import norms
+from codecl.space import directions, norms
+from codecl.space.kept import Kept, taken_out
 from codecl.space.layout import Parameters
 from codecl.train.agents import Agents
 from codecl.train.events import Agreed, Event, Flooded, Grown
 from codecl.train.state import Setup, State
+from codecl.train.task_start import own_norms
 
 
 def close_task(
@@ -51,11 +53,10 @@ def close_task(
 
         payload = None
         if memory is not None:
-            parameters = agents.layout.parameters(coords_AD[end.rows[chosen]])
-            payload = _payload(parameters, setup.roles.constant, memory)
+            payload = _payload(setup, state, agents.layout.parameters(coords_AD[end.rows[chosen]]), memory)
         flood = flooded(exchange, chosen, payload, task)
         if flood is not None:
-            state = unpack(setup, state, flood.tensors)._replace(norms=(*state.norms, measured))
+            state = unpack(setup, state, flood.tensors, measured)
             yield Flooded(task=task, chosen=chosen, digest=flood.digest, state=state, **exchange.traffic.take("flood"))
             return state
     raise RunFailed(f"task {task + 1}: every agent that could grow is gone")
@@ -69,22 +70,27 @@ def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chos
     return agreed_statistics(setup.module, rows, data, setup.exchange, chosen, setup.train.test_batch_size)
 
 
-def _payload(parameters: Parameters, constant: Sequence[str], memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a flood carries: weights, finished head, norms, and the method's memory."""
-    weights = {f"weights/{name}": value.clone() for name, value in parameters.items() if name not in constant}
-    payload = {**weights, **{f"memory/{name}": value for name, value in memory.items()}}
-    return {name: value.contiguous() for name, value in payload.items()}  # as it will be after a wire or a file
+def _payload(setup: Setup, state: State, parameters: Parameters, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a flood carries: weights, finished head, norms, what was learned in own directions, the method's memory."""
+    own = directions.own_of(state.directions)
+    body, coordinates = taken_out(setup.roles.layers, parameters, state.parameters, own)
+    weights = {f"weights/{name}": value for name, value in body.items() if name not in setup.roles.constant}
+    payload = {**weights, **{f"own/{name}": value for name, value in coordinates.items()}}
+    payload |= {f"memory/{name}": value for name, value in memory.items()}
+    return {name: value.contiguous().clone() for name, value in payload.items()}  # as after a wire or a file
 
 
-def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor]) -> State:
-    """The state after a task, from the state before it and what was flooded."""
+def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor], statistics: Parameters) -> State:
+    """The state after a task, from the state when it was open and what was flooded."""
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in arrived.items() if name.startswith(prefix)}
 
     weights = under("weights/")
-    head = {name: weights.pop(name) for name in setup.roles.head}
-    return State({**state.parameters, **weights}, (*state.heads, head), under("memory/"), state.norms)
+    parameters = {name: weights.pop(name) for name in setup.roles.head}
+    parameters |= {name: weights[name] for name in own_norms(setup)}  # the next task's start from them
+    kept = Kept(parameters, statistics, directions.own_of(state.directions), under("own/"))
+    return State({**state.parameters, **weights}, (*state.kept, kept), under("memory/"))
 
 
 def agreed_statistics(
