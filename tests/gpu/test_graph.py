@@ -72,6 +72,23 @@ def test_a_captured_step_equals_the_plain_one(method, execution, monkeypatch):
     assert ours[2] == plain[2]
 
 
+OWN = {"own": {"directions": 3}, "free": {"directions": 5}, "norms": "own"}
+
+
+def test_a_captured_step_in_own_directions_equals_the_plain_one(monkeypatch):
+    module = alexnet((3, 32, 32), 4)
+    settings = config(dtype="float64", train={"batch_size": 8, "epochs": 2, "momentum": 0.9, "lr": 0.01}, **OWN)
+    ours = run(module, images(3), settings)
+    plainly(monkeypatch)
+    assert furthest(ours, run(module, images(3), settings)) < 1e-9
+
+
+def test_own_directions_of_a_gpu_are_those_of_a_cpu():
+    module = convolutional()
+    ours, theirs = (run(module, tasks(), config(**OWN | {"norms": "first"}), device) for device in (GPU, CPU))
+    assert furthest(ours, theirs) < 1e-9
+
+
 def test_a_captured_step_with_kernels_equals_the_plain_one(monkeypatch):
     """The way that a user gets: float32, kernels, weights built beside, dropout."""
     module = alexnet((3, 32, 32), 4)

@@ -63,12 +63,18 @@ def check_bounds(planned, folder):
             assert fact["bytes"] <= getattr(part, field)
     for part, fact in zip(planned.tasks, facts(folder, "task"), strict=True):
         assert fact["coordinates"] <= part.coordinates
+        assert fact["kept"] <= part.kept
+    for fact in facts(folder, "directions"):
+        assert fact["bytes"] <= planned.tasks[fact["task"]].opening_bytes
 
 
 def check_all(planned, folder, traffic):
     assert planned.known == "exact"
     for kind, field in (("epoch", "train_bytes"), *AT_THE_END):
         assert [getattr(part, field) for part in planned.tasks] == [fact["bytes"] for fact in facts(folder, kind)]
+    chosen = {fact["task"]: fact["bytes"] for fact in facts(folder, "directions")}
+    assert [part.opening_bytes for part in planned.tasks] == [chosen.get(task, 0) for task in range(len(planned.tasks))]
+    assert [part.kept for part in planned.tasks] == [task["kept"] for task in facts(folder, "task")]
     totals = ("train_bytes", "boundary_bytes", "full_bytes")
     assert [getattr(planned, name) for name in totals] == [traffic[name] for name in totals]
 
@@ -90,6 +96,10 @@ CASES = [
     ({"method": "codec-full"}, ("growth.subspace_from=all",)),
     ({"method": "codec"}, ("train.norm_statistics=task", "growth.subspace_from=all")),
     ({"method": "d-ewc"}, ("train.norm_statistics=task", "dtype=float64")),
+    ({"method": "codec"}, ("own.directions=5", "norms=own")),
+    ({"method": "codec"}, ("own.share=0.2", "free.directions=4", "growth.subspace_from=all")),
+    ({"method": "codec"}, ("free.directions=4", "free.first_task=true", "dtype=float64")),
+    ({"method": "codec-full"}, ("own.directions=3", "free.directions=4")),
     ({"method": "codec"}, ("train.order=adapt-then-combine", "train.momentum=0.5", "head=null")),
     ({"method": "dpsgd", "agents": "1"}, ()),
     ({"method": "codec", "agents": "1"}, ()),
@@ -119,7 +129,8 @@ def grouped(shape, classes):
 """
     (tmp_path / "own.py").write_text(source)
     own = [f"model.name={tmp_path / 'own.py'}:grouped", "dense=['0.bias']", "growth.subspace_from=all"]
-    check_run(config_of(*own, "train.norm_statistics=task"), tmp_path)
+    for more in ([], ["own.directions=3", "free.directions=2", "norms=own"]):
+        check_run(config_of(*own, "train.norm_statistics=task", *more), tmp_path)
 
 
 OWN = """

@@ -24,7 +24,7 @@ from codecl.exchange import topology as topologies
 from codecl.exchange.cluster import Cluster
 from codecl.exchange.cluster.ranks import Ranks
 from codecl.runs.build import build_setup, compute_settings, environment, seeded, task_data
-from codecl.runs.config import RunConfig, validate
+from codecl.runs.config import RunConfig, number, validate
 from codecl.space.kept import Kept
 from codecl.train import autotune
 from codecl.train.events import EpochEnded, Stepped
@@ -33,6 +33,7 @@ from codecl.train.loop import train
 from codecl.train.state import Setup, State
 
 PLAIN = "plain-loop"  # of dpsgd, as one would write it first
+OWN = "+"  # codec+32: codec with 32 own directions a layer
 WARM_UP = 2  # rounds that are not counted
 ENDLESS = 10**6
 GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the plain loop there, which is slow
@@ -98,7 +99,7 @@ def measure(
         for count in agents:  # what can be refused is refused before anything is measured
             ranks.check(count)
             for method in methods:
-                config = _config(WORKLOADS[name], count, "dpsgd" if method == PLAIN else method, train)
+                config = _config(WORKLOADS[name], count, method, train)
                 topologies.build(config.topology, config.agents, config.seed)
     if not methods:
         raise ConfigError("bench: there is no method to measure; name some with --method")
@@ -129,7 +130,7 @@ def _together(
             row[field] = _summary([getattr(turn[str(row["method"])], field) for turn in turns])
         row["ratio"] = {
             other: _summary([time / turn[other] for time, turn in zip(times, ms, strict=True)])
-            for other in ("dpsgd", "codec-full", PLAIN)
+            for other in ("dpsgd", "codec-full", PLAIN, str(row["method"]).partition(OWN)[0])
             if other in cases and other != row["method"]
         }
         row["n"] *= rounds
@@ -141,7 +142,7 @@ def _case(
 ) -> tuple[BenchRow, Iterator[Timing]]:
     """A case that has been built and run for a round: what it is, and its further rounds."""
     workload, plain, device = WORKLOADS[name], method == PLAIN, ranks.device
-    config = _config(workload, agents, "dpsgd" if plain else method, fields)
+    config = _config(workload, agents, method, fields)
     data = task_data(config, _tasks(workload, agents * workload.steps(ranks)), device)
     setup, start = build_setup(config, data, device, exchange=ranks.exchange)
     if config.train.execution == "auto" and not plain:
@@ -166,7 +167,8 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
 
 
-def _config(workload: Workload, agents: int, method: str, fields: Mapping[str, Any]) -> RunConfig:
+def _config(workload: Workload, agents: int, case: str, fields: Mapping[str, Any]) -> RunConfig:
+    method, _, own = ("dpsgd" if case == PLAIN else case).partition(OWN)
     return validate(
         {
             "preset": "bench",
@@ -174,6 +176,7 @@ def _config(workload: Workload, agents: int, method: str, fields: Mapping[str, A
             "model": {"name": workload.model, **workload.options},
             "data": {"stream": "own", "augment": workload.augment},
             "method": {"name": method},
+            "own": {"directions": number("--method", own) if own else 0},
             "train": {"batch_size": workload.batch, "epochs": ENDLESS, "lr": 0.001, **fields},
         }
     )
@@ -188,14 +191,16 @@ def _tasks(workload: Workload, batches: int) -> list[Task]:
 
 
 def _second_task(setup: Setup, start: State) -> State:
-    """After a first task that left half of every layer's space free."""
-    memory = {}
+    """After a first task that left half of every layer's space free; own directions are of the other half."""
+    memory, directions = {}, {}
     for layer in setup.roles.layers:
         inputs = layer.inputs
         drawn = torch.randn(inputs, inputs, device=setup.tasks[0].train[1].device, dtype=setup.tasks[0].dtype)
-        for group in range(layer.groups):
-            memory[f"{layer.name}/{group}"] = torch.linalg.qr(drawn)[0][:, : (inputs + 1) // 2].contiguous()
-    return State(start.parameters, (Kept(setup.heads[0]),), memory)
+        half, basis = (inputs + 1) // 2, torch.linalg.qr(drawn)[0]
+        for name in (f"{layer.name}/{group}" for group in range(layer.groups)):
+            memory[name] = basis[:, :half].contiguous()
+            directions[f"own/{name}"] = basis[:, half : half + setup.own.directions].contiguous()
+    return State(start.parameters, (Kept(setup.heads[0]),), memory, directions if setup.own.is_on else {})
 
 
 def _ours(setup: Setup, state: State) -> Iterator[Timing]:

@@ -13,7 +13,7 @@ from codecl.cli import common
 if TYPE_CHECKING:
     from codecl.report.formats import Sheet
 
-RATIOS = ("dpsgd", "codec-full", "plain-loop")
+RATIOS = ("dpsgd", "codec-full", "plain-loop", "codec")
 
 
 @common.app.command()
@@ -22,9 +22,9 @@ def bench(
         str | None, typer.Option(help="convnet, mlp, alexnet, resnet18, resnet18-84; a comma list.")
     ] = None,
     agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
-    method: Annotated[str, typer.Option(help="Methods, a comma list; plain-loop: dpsgd written plainly.")] = (
-        "codec,codec-full,dpsgd,plain-loop"
-    ),
+    method: Annotated[
+        str, typer.Option(help="Methods, a comma list; plain-loop: dpsgd written plainly; codec+32: 32 own directions.")
+    ] = ("codec,codec-full,dpsgd,plain-loop"),
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
     execution: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
@@ -71,6 +71,7 @@ def speed(measured: Mapping[str, Any], before: Mapping[str, Any] | None) -> "She
 
     rows = measured["rows"]
     ranks = measured.get("ranks", 1)
+    compared = [other for other in RATIOS if other != "codec" or any(other in row["ratio"] for row in rows)]
     memory = ["–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}" for row in rows]
     columns = [
         Column("model", [row["model"] for row in rows], words=True),
@@ -79,7 +80,7 @@ def speed(measured: Mapping[str, Any], before: Mapping[str, Any] | None) -> "She
         Column("execution", [row["execution"] for row in rows], words=True),
         Column("ms a step", [_spread(row["ms"]) for row in rows]),
         Column("peak MiB", memory),
-        *(Column(f"/ {other}", [_spread(row["ratio"].get(other)) for row in rows]) for other in RATIOS),
+        *(Column(f"/ {other}", [_spread(row["ratio"].get(other)) for row in rows]) for other in compared),
     ]
     if ranks > 1:
         columns.append(Column("waiting ms", [_spread(row["wait_ms"]) for row in rows]))

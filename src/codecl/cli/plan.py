@@ -15,7 +15,7 @@ from codecl.errors import ConfigError
 if TYPE_CHECKING:
     from codecl.plan import Plan
     from codecl.plan.forecast import Known
-    from codecl.report.formats import Sheet
+    from codecl.report.formats import Column, Sheet
     from codecl.runs.config import RunConfig
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -108,10 +108,20 @@ def tasks(plan: "Plan") -> "Sheet":
         Column("left over", [_span(task.left_over) for task in plan.tasks]),
         Column("a step and link", [SIGNS[task.message_known] + size(task.message_bytes) for task in plan.tasks]),
         Column("training", [SIGNS[task.message_known] + size(task.train_bytes) for task in plan.tasks]),
+        *_openings(plan),
         Column("agreement", [SIGNS[task.message_known] + size(task.agree_bytes) for task in plan.tasks]),
         Column("pool, flood", [SIGNS[t.end_known] + size(t.reduce_bytes + t.flood_bytes) for t in plan.tasks]),
     ]
     return Sheet(f"{plan.method} on {plan.topology}, {plan.graph.agents} agents", columns, "", [])
+
+
+def _openings(plan: "Plan") -> list["Column"]:
+    """What choosing directions sends, where it is done."""
+    from codecl.report.formats import Column, size
+
+    if not any(task.opening_bytes for task in plan.tasks):
+        return []
+    return [Column("opening", [SIGNS[task.message_known] + size(task.opening_bytes) for task in plan.tasks])]
 
 
 def _rows(plan: "Plan") -> list[tuple[str, str]]:
@@ -131,8 +141,9 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
         ("first task: bytes a step and link", size(plan.tasks[0].message_bytes)),
         ("sent while training", sign + size(plan.train_bytes)),
-        ("sent at tasks' ends", sign + size(plan.boundary_bytes)),
+        ("sent between tasks", sign + size(plan.boundary_bytes)),
         ("full communication / sent", f"{RATIO[plan.known]}{plan.full_bytes / sent:.2f}" if sent else "–"),
+        ("a task keeps at most, of the body", _share(max(task.kept for task in plan.tasks), plan.body)),
         ("memory of an agent, of all, about", f"{size(plan.agent_memory_bytes)}, {size(plan.memory_bytes)}"),
     ]
     if plan.ms_per_step is not None and plan.train_s is not None:
@@ -141,6 +152,10 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
     if plan.messages_s is not None:
         rows.append(("messages at this bandwidth", sign + _duration(plan.messages_s)))
     return rows
+
+
+def _share(kept: int, body: int) -> str:
+    return f"{100 * kept / body:.1f} %" if body else "–"
 
 
 def _duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from codecl.seeding import choose
 from codecl.space.tracing import logits
 from codecl.train import autotune
 from codecl.train.state import Setup, State
+from codecl.train.task_start import body_size
 
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
 NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
@@ -50,6 +51,8 @@ class TaskPlan:
     full: int
     message_bytes: int  # a step and a directed edge
     message_known: Known
+    opening_bytes: int  # of choosing its directions; as sure as a message
+    kept: int  # numbers that it keeps for itself; likewise
     train_bytes: int
     agree_bytes: int
     reduce_bytes: int
@@ -71,6 +74,7 @@ class Plan:
     boundary_bytes: int
     full_bytes: int
     known: Known
+    body: int  # numbers that all tasks share
     agent_memory_bytes: int  # one agent alone, with its images
     memory_bytes: int  # all agents in one process
     ms_per_step: float | None  # of all agents on this machine
@@ -107,9 +111,12 @@ def plan(
         graph=graph,
         tasks=task_plans,
         train_bytes=sum(task.train_bytes for task in task_plans),
-        boundary_bytes=sum(task.agree_bytes + task.reduce_bytes + task.flood_bytes for task in task_plans),
+        boundary_bytes=sum(
+            task.opening_bytes + task.agree_bytes + task.reduce_bytes + task.flood_bytes for task in task_plans
+        ),
         full_bytes=sum(task.full_bytes for task in task_plans),
         known=max((k for task in task_plans for k in (task.message_known, task.end_known)), key=SURE.index),
+        body=body_size(setup),
         agent_memory_bytes=alone,
         memory_bytes=together,
         ms_per_step=ms,
@@ -172,13 +179,17 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         full=message.full,
         message_bytes=size,
         message_known=message.known,
+        opening_bytes=sends * sum(forecast.opening(task)),
+        kept=forecast.kept(task),
         train_bytes=trained * size,
         agree_bytes=edges * agreed * size,
         reduce_bytes=sends * end.pool,
         flood_bytes=sends * end.flood,
         end_known=end.known if sends else "exact",
         full_bytes=(trained + edges * agreed) * message.full * forecast.itemsize,
-        messages_s=_seconds(setup, task, size * (steps * epochs + agreed), end.flood, bandwidth),
+        messages_s=_seconds(
+            setup, task, size * (steps * epochs + agreed), end.flood + forecast.opening(task).flood, bandwidth
+        ),
     )
 
 
@@ -213,7 +224,7 @@ def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, in
         message = forecast.message(task)
         each = max(each, (rows * message.coordinates + message.full) * forecast.itemsize)
         shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
-    shared += sum(forecast.heads) * forecast.itemsize
+    shared += sum(forecast.kept(task) for task in range(len(setup.tasks))) * forecast.itemsize
     train = sum(data.train[0].nbytes for data in setup.tasks)
     test = sum(data.test[0].nbytes for data in setup.tasks)
     agents, each = setup.topology.agents, each + activations

@@ -17,9 +17,9 @@ from codecl.runs.reader import Run, find_runs, read_config, read_run
 from codecl.space import norms
 from codecl.space.growth import memory_of
 from codecl.space.layers import Layer
-from codecl.space.layout import Layout, layout
 from codecl.train.events import Flooded, Grown, LinksClosed, TaskOpened
 from codecl.train.state import Setup, State
+from codecl.train.task_start import chooses, kept_size, own_norms, own_room, task_layout
 
 Known = Literal["exact", "estimate", "bound", "partly"]
 SURE: tuple[Known, ...] = ("exact", "estimate", "bound", "partly")  # from sure to least sure
@@ -32,6 +32,7 @@ class Like(NamedTuple):
     config: RunConfig
     coordinates: int  # of a message of its first task
     free: tuple[Mapping[str, int], ...]  # of each task: free directions of each layer
+    own: tuple[Mapping[str, int], ...]  # and own ones
     pool: Mapping[int, int]  # bytes of a send at each task's end, where they were recorded
     flood: Mapping[int, int]
 
@@ -41,6 +42,13 @@ class Message(NamedTuple):
     full: int  # of full communication
     free: Mapping[str, int] | None  # free directions by layer; None: not known
     known: Known
+
+
+class Opening(NamedTuple):
+    """Bytes of a send when directions are chosen."""
+
+    pool: int
+    flood: int
 
 
 class End(NamedTuple):
@@ -63,7 +71,9 @@ def read(path: Path) -> Like:
     if not opened:
         raise DataError(f"{folder}: its record cannot be read (no task was opened in it)")
     pool, flood = _a_send(run, Grown), _a_send(run, Flooded)
-    return Like(folder, config, opened[0].coordinates, tuple(run.metrics.free_by_task), pool, flood)
+    metrics = run.metrics
+    own = metrics.own_by_task or [{}] * len(metrics.free_by_task)
+    return Like(folder, config, opened[0].coordinates, tuple(metrics.free_by_task), tuple(own), pool, flood)
 
 
 def _a_send(run: Run, kind: type[Grown] | type[Flooded]) -> dict[int, int]:
@@ -80,37 +90,51 @@ class Forecast:
     def __init__(self, config: RunConfig, setup: Setup, state: State, like: Like | None) -> None:
         self.setup, self.roles, self.config = setup, setup.roles, config
         self.itemsize = setup.tasks[0].dtype.itemsize
-        self.first = layout(
-            self.roles, state.parameters, setup.method.free({}, self.roles.layers), setup.heads[0], first=True
-        )
+        self.first = task_layout(setup, state, setup.tasks[0])  # whole, if its directions are not chosen
         self.layers = {layer.name: layer for layer in self.roles.layers}
         self.body = sum(v.numel() for name, v in state.parameters.items() if name not in self.roles.constant)
         self.dense = sum(state.parameters[name].numel() for name in self.roles.dense)
+        self.norms = sum(state.parameters[name].numel() for name in own_norms(setup))
         self.heads = [sum(value.numel() for value in head.values()) for head in setup.heads]
         self.statistics = self._statistics(state)
         self.like, self.same = like, like is not None and like.config.decisive() == config.decisive()
         if like is not None:
-            _check_like(like, config, self.first)
+            _check_like(like, config, self.first.free, self.message(0).coordinates)
 
     def message(self, task: int) -> Message:
         """What every edge carries at each step of a task, and in each round of agreement."""
-        if task == 0:
-            return Message(self.first.size, self.first.full_size, self.first.free, "exact")
-        beside = self.heads[task] + self.dense
-        whole = beside + sum(layer.outputs * _whole(layer) for layer in self.layers.values())
-        if self._trains_whole():
+        in_layers = sum(layer.outputs * _whole(layer) for layer in self.layers.values())
+        whole = self.first.full_size if task == 0 else in_layers + self.heads[task] + self.dense + self.norms
+        if self._trains_whole() or (task == 0 and not chooses(self.setup, 0)):
             return Message(whole, whole, {name: _whole(layer) for name, layer in self.layers.items()}, "exact")
+        free, used = self._free(task), self._used(task)
+        size = whole - in_layers + sum(layer.outputs * used[name] for name, layer in self.layers.items())
+        if task == 0:
+            return Message(size, whole, free, "exact")
         if self.like is None:
-            return Message(whole, whole, None, "bound")
-        free, recorded = self._free(task), task < len(self.like.free)
-        known: Known = "estimate" if not self.same else "exact" if recorded else "bound"
-        size = beside + sum(layer.outputs * free[name] for name, layer in self.layers.items())
+            return Message(size, whole, None, "bound")
+        known: Known = "estimate" if not self.same else "exact" if task < len(self.like.free) else "bound"
         return Message(size, whole, free, known)
+
+    def opening(self, task: int) -> Opening:
+        """What choosing the directions of a task sends; as sure as its message."""
+        if not chooses(self.setup, task):
+            return Opening(0, 0)
+        layers, own, trained = self.layers, self._own(task), self._trained(task)
+        bases = sum(layer.inputs * (own.get(name, 0) + trained.get(name, 0)) for name, layer in layers.items())
+        moments = 0
+        if self.config.growth.subspace_from == "all":
+            moments = sum(layer.groups * (layer.inputs * (layer.inputs + 1) // 2 + 1) for layer in layers.values())
+        return Opening(moments * torch.float64.itemsize, bases * self.itemsize)
+
+    def kept(self, task: int) -> int:
+        """Numbers that a task keeps for itself."""
+        return kept_size(self.setup, self.setup.tasks[task], self._own(task))
 
     def end(self, task: int) -> End:
         """What pooling and the flood send."""
         sums, found = self.statistics if self.setup.train.norm_statistics == "task" else (0, 0)
-        weights = (self.body + self.heads[task]) * self.itemsize + found
+        weights = (self.body + self.heads[task] + self._learned_in(self._own(task))) * self.itemsize + found
         pool, remembered, known = self._method_end(task)
         return End(pool + sums, weights + remembered, remembered, known)
 
@@ -141,7 +165,8 @@ class Forecast:
         itemsize = getattr(torch, like.config.dtype).itemsize
         sums, found = self.statistics if like.config.train.norm_statistics == "task" else (0, 0)
         found = found // self.itemsize * itemsize
-        memory = (like.flood[task] - found) // itemsize - self.body - self.heads[task]
+        own = self._learned_in(like.own[task] if task < len(like.own) else {})
+        memory = (like.flood[task] - found) // itemsize - self.body - self.heads[task] - own
         if memory < 0:
             raise ConfigError(f"--like: {like.folder} flooded less than this model at the end of task {task + 1}")
         pool = like.pool[task] - sums
@@ -158,6 +183,38 @@ class Forecast:
         if self.like is None or self._trains_whole():
             return {name: _whole(layer) for name, layer in self.layers.items()}
         return self.like.free[min(task, len(self.like.free) - 1)]
+
+    def _used(self, task: int) -> Mapping[str, int]:
+        """Directions by layer that a task trains in: free ones or the best of them, and its own."""
+        used = {**self._free(task), **self._trained(task)}
+        own = self._own(task)
+        return {name: min(used[name] + own.get(name, 0), _whole(layer)) for name, layer in self.layers.items()}
+
+    def _trained(self, task: int) -> dict[str, int]:
+        """Free directions by layer that are chosen; none: all that are free are trained in."""
+        wanted = self.setup.free.directions
+        if wanted is None or not chooses(self.setup, task):
+            return {}
+        return {name: min(wanted * self.layers[name].groups, count) for name, count in self._free(task).items()}
+
+    def _own(self, task: int) -> Mapping[str, int]:
+        """Own directions by layer: recorded ones, or the most that there can be."""
+        if not self.setup.own.is_on or not chooses(self.setup, task):
+            return {}
+        like, known = self.like, self.like is not None and not self._trains_whole()
+        if like is not None and like.config.own == self.config.own and task < len(like.own):
+            return like.own[task]
+        free, room, own = self._free(task), own_room(self.setup, self.setup.tasks[task]), self.setup.own
+        out = {}
+        for name, layer in self.layers.items():
+            core = _whole(layer) - free[name] if known and task else _whole(layer)
+            most = own.directions * layer.groups if own.share is None else room // (layer.inputs + layer.outputs)
+            out[name] = min(most, core)
+        return out
+
+    def _learned_in(self, own: Mapping[str, int]) -> int:
+        """Numbers of the coordinates of so many own directions."""
+        return sum(self.layers[name].outputs * count for name, count in own.items())
 
     def _trains_whole(self) -> bool:
         """Whether every message is known to be whole weights: the method, asked with bases in its memory, confines
@@ -179,10 +236,10 @@ class Forecast:
         return norms.PASSES * up, norms.PASSES * down
 
 
-def _check_like(like: Like, config: RunConfig, first: Layout) -> None:
+def _check_like(like: Like, config: RunConfig, free: Mapping[str, int], coordinates: int) -> None:
     if like.config.method.name != config.method.name:
         raise ConfigError(f"--like: {like.folder} is a run of {like.config.method.name}, not of {config.method.name}")
-    if not like.free or like.free[0] != first.free or like.coordinates != first.size:
+    if not like.free or like.free[0] != free or like.coordinates != coordinates:
         raise ConfigError(f"--like: {like.folder} is a run of another model or another first task than this one")
 
 

@@ -104,7 +104,7 @@ def amount(configurations: Sequence[Configuration]) -> Bars | None:
     """Bytes that were sent, beside full communication."""
     sent: dict[str, Callable[[Traffic], int]] = {
         "sent in training": lambda traffic: traffic.train_bytes,
-        "sent at tasks' ends": lambda traffic: traffic.boundary_bytes,
+        "sent between tasks": lambda traffic: traffic.boundary_bytes,
         "full communication": lambda traffic: traffic.full_bytes,
     }
     shown = [configuration for configuration in configurations if configuration.metrics.traffic.train_bytes]
