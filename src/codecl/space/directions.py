@@ -30,7 +30,7 @@ class OwnConfig(BaseModel):
         None,
         gt=0,
         le=1,
-        description="or: the most that a task may keep for itself, as a part of the body, dealt where it brings most",
+        description="or: the most that a task keeps for itself, as a part of the body; layers get what gains most",
     )
 
     @field_validator("share")
@@ -69,13 +69,13 @@ def core(free_NF: Tensor) -> Tensor:
     return torch.linalg.qr(free_NF.double(), mode="complete")[0][:, free_NF.shape[1] :]
 
 
-def deal(energies: Mapping[str, Tensor], costs: Mapping[str, int], room: int) -> dict[str, int]:
-    """How many leading directions each gets, one after another to where a number brings most energy.
+def deal(gains: Mapping[str, Tensor], costs: Mapping[str, int], room: int) -> dict[str, int]:
+    """How many leading directions each gets, one after another to where a number gains most.
 
-    Law: they cost at most `room`, and there is no room for another one that would bring more than any that was given.
+    Law: they cost at most `room`, and there is no room for another one that would gain more than any that was given.
     """
-    offers = [(float(value) / costs[name], name) for name, values in energies.items() for value in values if value > 0]
-    counts = dict.fromkeys(energies, 0)
+    offers = [(float(value) / costs[name], name) for name, values in gains.items() for value in values if value > 0]
+    counts = dict.fromkeys(gains, 0)
     for _, name in sorted(offers, key=lambda offer: -offer[0]):
         if costs[name] <= room:
             counts[name] += 1
@@ -88,18 +88,19 @@ def choose(
 ) -> dict[str, Tensor]:
     """The directions of a task from the second moments (RRᵀ, ‖R‖²) of its inputs and what is free (float64).
 
-    `room`: numbers that `own.share` leaves for own directions. A layer gets at most as many as its core has."""
+    A layer gets at most as many own directions as its core has. `room`: numbers that `own.share` leaves for them. A
+    direction gains the root of its part of the layer's energy: with the part itself, the large layers get too many."""
     costs = {f"{layer.name}/{group}": layer.inputs + layer.outputs for layer in layers for group in range(layer.groups)}
-    inside, energies, chosen = {}, {}, {}
+    inside, gains, chosen = {}, {}, {}
     for name, basis in memory_of(bases).items():
         moment, energy = moments[name]
         if not bool(energy.isfinite()) or not bool(moment.isfinite().all()):
             raise RunFailed(f"own: the inputs of layer {name.rpartition('/')[0]!r} are not finite")
-        energies[name], inside[name] = ranked(core(basis), moment)
-        energies[name] = energies[name] / energy.clamp(min=torch.finfo(energy.dtype).tiny)
+        energy_K, inside[name] = ranked(core(basis), moment)
+        gains[name] = (energy_K / energy.clamp(min=torch.finfo(energy.dtype).tiny)).sqrt()
         if free.directions is not None:
             chosen[FREE + name] = ranked(basis, moment)[1][:, : free.directions]
-    counts = dict.fromkeys(inside, own.directions) if own.share is None else deal(energies, costs, room)
+    counts = dict.fromkeys(inside, own.directions) if own.share is None else deal(gains, costs, room)
     return chosen | {OWN + name: basis[:, : counts[name]] for name, basis in inside.items()}
 
 
