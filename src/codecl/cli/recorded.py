@@ -24,15 +24,14 @@ def table(
     """Results of recorded runs: mean ± std over seeds, a row a configuration."""
     from codecl.report import formats
     from codecl.report.configurations import finished
-    from codecl.report.tables import results
+    from codecl.report.tables import plain, results
     from codecl.runs.reader import find_runs, read_metrics
 
     if as_json and (paper or output_format is not None):
         raise ConfigError("--json: gives the metrics as they are; leave out --paper and --format, or take --format csv")
     write = formats.writer(output_format)
     if as_json:
-        metrics = [{"folder": str(folder), **read_metrics(folder).dump()} for folder in find_runs(runs)]
-        print(json.dumps(metrics, indent=1))
+        print(json.dumps([plain(folder, read_metrics(folder)) for folder in find_runs(runs)], indent=1))
         return
     sheet = results(finished(runs), paper)
     if write:

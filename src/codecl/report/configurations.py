@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from codecl.errors import ConfigError, DataError
 from codecl.methods import METHODS
-from codecl.report.formats import with_spread
+from codecl.report.formats import UNKNOWN, with_spread
 from codecl.runs import reader
 from codecl.runs.config import RunConfig, flat, preset, resolve
 from codecl.runs.reader import Run
@@ -102,7 +102,7 @@ class Score(NamedTuple):
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
-        return "-" if self.mean is None else with_spread(self.mean, self.std)
+        return UNKNOWN if self.mean is None else with_spread(self.mean, self.std)
 
 
 class Configuration(NamedTuple):
@@ -131,6 +131,10 @@ class Configuration(NamedTuple):
 
 def ms_per_step(run: Metrics) -> float | None:
     return run.timing.ms_per_iteration
+
+
+def kept_percent(run: Metrics) -> float | None:
+    return run.kept_percent
 
 
 def group(runs: Sequence[Run]) -> list[Configuration]:
