@@ -143,7 +143,7 @@ class Beside(NamedTuple):
 def beside(configuration: Configuration) -> dict[str, Beside]:
     """acc, bwt and cc of a configuration beside the paper's."""
     run = configuration.metrics
-    printed = _printed().get((_benchmark(run.benchmark), run.topology, run.agents, run.method), {})
+    printed = _printed().get((benchmark(run.benchmark), run.topology, run.agents, run.method), {})
     out = {}
     for name, value in OURS.items():
         ours, paper = configuration.score(value), printed.get(name, Score())
@@ -167,10 +167,10 @@ def in_order(configurations: Sequence[Configuration]) -> list[Configuration]:
 
 def in_paper(name: str) -> bool:
     """Whether a preset is one of the paper's."""
-    return _benchmark(name) in {key[0] for key in _printed()}
+    return benchmark(name) in {key[0] for key in _printed()}
 
 
-def _benchmark(name: str) -> str | None:
+def benchmark(name: str) -> str | None:
     """What the paper calls a preset; None for one that is not here."""
     try:
         return preset(name).paper
