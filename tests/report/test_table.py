@@ -69,6 +69,26 @@ def test_ours_beside_the_papers_or_alone(three_seeds):
     assert lines(read(three_seeds, beside_paper=False)) == [ours | {"sent": "1.5 kB", "ms a step": "3.00"}]
 
 
+def test_the_most_that_a_task_keeps_stands_beside_its_accuracy(tmp_path):
+    for seed, kept in enumerate((140, 160)):
+        write(tmp_path, seed=seed, kept_by_task=[20, kept], body=1000)
+    for beside_paper in (True, False):
+        made = read(tmp_path, beside_paper)
+        assert [row["kept %"] for row in lines(made)] == ["15.0"], "the mean over seeds"
+        assert float(as_csv(made)[0]["kept_percent"]) == pytest.approx(15)
+        assert "kept %" in formats.markdown(made)
+        assert r"kept \%" in formats.latex(made)
+
+
+def test_with_seeds_it_fits_a_terminal_of_80_columns(three_seeds):
+    write(three_seeds, method="codec-full", kept_by_task=[99], body=1000)
+    out = io.StringIO()
+    formats.show(read(three_seeds, beside_paper=False), Console(file=out, width=80))
+    assert "…" not in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert {"54.63", "1.00", "9.9", "kB"} <= {*out.getvalue().split()}
+
+
 def test_the_papers_numbers_are_those_that_were_given():
     given = ROOT.parent / "shared" / "paper" / "table1.csv"
     if not given.is_file():
