@@ -224,11 +224,11 @@ def as_set(value: Any) -> str:
 
 
 def command(configuration: Configuration) -> str | None:
-    """The shortest command that makes these runs again; None where there is none: of `codecl.fit`, of code or links of
-    the user's own. Law: `grid` of its words gives the configs back."""
+    """The shortest command that makes these runs again; None where there is none: of `codecl.fit`, of peers, of code or
+    links of the user's own. Law: `grid` of its words gives the configs back."""
     configs = [run.config for run in configuration.runs if run.config is not None]
     seeds = sorted(config.seed for config in configs)
-    if len(configs) < len(configuration.runs) or not _in_tables(configs[0]):
+    if len(configs) < len(configuration.runs) or configuration.metrics.exchange or not _in_tables(configs[0]):
         return None
     with suppress(CodeclError):
         config, start = configs[0], preset(configs[0].preset)
