@@ -110,12 +110,11 @@ def write_metrics(
 ) -> None:
     """metrics.json of a run with these labels and scores; all else is made up."""
     sent = {"cc": 2.0, "cc_reference": 1.75, "train_bytes": 1000, "boundary_bytes": 500, "full_bytes": 3000}
+    scores = {"acc": 54.0, "bwt": -1.0, "tasks": 1, "accuracy_matrix": [], "consensus_error_by_task": []}
     metrics = Metrics(
-        **{"acc": 54.0, "bwt": -1.0, "tasks": 1, "accuracy_matrix": [], "consensus_error_by_task": []} | fields,
+        **scores | {"free_by_task": [], "kept_by_task": []} | fields,
         traffic=Traffic(**{"cc_by_task": [], "wire_bytes": None} | sent | (traffic or {})),
         timing=Timing(train_s=1.0, iterations=100, ms_per_iteration=ms_per_iteration, wall_s=2.0),
-        free_by_task=[],
-        kept_by_task=[],
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text(json.dumps(metrics.dump()))

@@ -3,7 +3,7 @@
 import math
 
 from codecl.report.configurations import Refused
-from codecl.report.figures import Bars, Heat, Lines, Network, Section, Series
+from codecl.report.figures import Bars, Heat, Lines, Network, Points, Section, Series
 from codecl.report.formats import Column, Sheet
 from codecl.report.page import Page, RecordedSeeds
 
@@ -45,6 +45,15 @@ def sent(categories=CONFIGURATIONS):
     return Bars("sent", "traffic", "What all agents sent.", "bytes", categories, series)
 
 
+def trade_off():
+    """The second is neither as good nor as cheap as the first."""
+    series = [Series(f"own {n}", [10.0 + n], [acc], [0.5]) for n, acc in ((1, 70.0), (2, 69.0), (8, 75.0))]
+    joined = [(11.0, 70.0), (18.0, 75.0)]
+    return Points(
+        "trade", "trade-off", "Which are best.", "MB sent", "ACC %", series, [True, False, True], joined, True
+    )
+
+
 def matrix(best, names=TASKS):
     size = len(names)
     values = [[best - 3 * (row - column) if column <= row else None for column in range(size)] for row in range(size)]
@@ -70,6 +79,7 @@ def sections(names=TASKS):
         Section("acc", "Accuracy of each task", {"": learned()}),
         Section("consensus", "Consensus error", {"": curves()}),
         Section("sent", "Traffic", {"": sent()}),
+        Section("trade", "Trade-off", {"": trade_off()}),
         Section("matrix", "Accuracy matrix", {n: matrix(95 - 10 * i, names) for i, n in enumerate(CONFIGURATIONS)}),
         Section("free", "Free space", by_layer),
         Section("network", "Network", {"ring 4": ring(4), "ring 6, one way": ring(6, one_way=True)}),

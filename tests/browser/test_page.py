@@ -13,6 +13,7 @@ MARKS = {  # key: (selector, how many of them)
     "acc": ("g[clip-path] > path[fill=none][stroke-width='2']", 3),
     "consensus": ("g[clip-path] > path[fill=none][stroke-width='2']", 3),
     "sent": ("path[fill='#0072B2']:not([transform]), path[fill='#D55E00']:not([transform])", 6),
+    "trade": ("path[transform^='matrix(5']", 3),
     "matrix": ("path[fill^=rgb][stroke='#ffffff']", 15),
     "free": ("path[transform^='matrix(2.5']", 4),
     "network": ("path[transform^='matrix(14']", 4),
@@ -21,6 +22,7 @@ MORE = {  # what stands beside them
     "acc": ("g[clip-path] > path[fill^='#'][fill-opacity]", 3),  # a band each
     "consensus": ("path[stroke-dasharray]", 5),  # where tasks begin
     "sent": ("path[stroke='#1b1f24'][stroke-width='1.5']", 3),  # whiskers of those that have a std
+    "trade": ("path[stroke-width='1.5']", 3),  # a spread each
     "matrix": ("text[fill='#fff'], text[fill='#111']", 15),  # numbers in cells
     "free": ("g[clip-path] > path[fill=none][stroke-width='2']", 2),
     "network": ("path[stroke-opacity='0.85']", 4),  # a line for both ways
@@ -29,6 +31,7 @@ SAID = {  # at a place in the numbers of its axes
     "acc": ([2, 88], ["crab", "codec, ring 4", "88 ± 1.5", "dpsgd, ring 4", "74 ± 1.5"]),
     "consensus": ([7, -6.9], ["epoch 7 · bridge", "3.000e-8 ± 9.000e-9"]),
     "sent": ([1, 1e9], ["codec-full, ring 4", "training", "2.4 GB ± 50 MB"]),
+    "trade": ([11, 70], ["own 1", "ACC %", "70 ± 0.5", "MB sent", "11"]),
     "matrix": ([1, 3], ["89 %", "after", "dolphin", "tested on", "bridge"]),
     "network": ([0, 1], ["agent 0", "sends", "5 MB"]),
 }

@@ -40,7 +40,7 @@ def test_what_starts_at_once_imports_nothing_heavy(modules):
 def test_help(cli, tmp_path):
     done = cli("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for command in ("run", "presets", "show", "methods", "topologies", "models", "table"):
+    for command in ("run", "presets", "show", "methods", "topologies", "models", "table", "frontier"):
         assert re.search(rf"^\s+{command}\b", done.stdout, re.M)
 
 

@@ -89,6 +89,45 @@ def long(folder, epochs):
     return "".join(json.dumps(fact) + "\n" for fact in out)
 
 
+def test_the_trade_off_as_a_table_with_commands_and_figures(cli, recorded, tmp_path):
+    done = cli("frontier", str(recorded), "--commands", "--out", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for method in ("codec", "dpsgd"):
+        assert re.search(rf"{method} +2 +\d+\.\d\d ± \d\.\d\d .* MB +3\.3 ", done.stdout)
+        again = f"codecl run quickstart --method {method} --seeds 1,2 --set data.tasks=2 --set train.epochs=2"
+        assert f"{again} --set train.batch_size=20\n" in done.stdout
+    assert "best: no other configuration has at least this ACC" in done.stdout
+    names = {f"frontier-{name}.{kind}" for name in ("bytes", "kept") for kind in KINDS}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert {f"out/{name}" for name in names} <= {*done.stdout.splitlines()}
+    made = list(csv.DictReader((tmp_path / "out" / "frontier-bytes.csv").open()))
+    assert {row["series"] for row in made} == {"codec", "dpsgd"}
+
+
+def test_the_trade_off_for_machines(cli, recorded, tmp_path):
+    found = json.loads(cli("frontier", str(recorded), "--json", cwd=tmp_path).stdout)
+    assert [row["method"] for row in found] == ["codec", "dpsgd"], "the one that sent less first"
+    for row in found:
+        runs = [
+            json.loads((recorded_run(recorded, row["method"], seed) / "metrics.json").read_text()) for seed in (1, 2)
+        ]
+        assert row["acc"] == pytest.approx(sum(run["acc"] for run in runs) / 2)
+        assert row["kept_percent"] == pytest.approx(100 * max(runs[0]["kept_by_task"]) / runs[0]["body"])
+        assert row["command"].startswith("codecl run quickstart --method")
+    (first, *_) = csv.DictReader(cli("frontier", str(recorded), "--format", "csv", cwd=tmp_path).stdout.splitlines())
+    assert (float(first["sent_bytes"]), first["best"]) == (found[0]["sent_bytes"], "True")
+    shown = cli("frontier", str(recorded), "--format", "markdown", "--commands", cwd=tmp_path).stdout
+    assert found[0]["command"] in shown.splitlines()[2]
+
+
+def test_a_trade_off_that_cannot_be_shown_is_one_line(cli, recorded, tmp_path):
+    assert "nowhere: no such folder" in failed(cli("frontier", "nowhere", cwd=tmp_path), 3)
+    assert "choose one" in failed(cli("frontier", str(recorded), "--json", "--format", "csv", cwd=tmp_path), 2)
+    (tmp_path / "out").write_text("a file")
+    line = failed(cli("frontier", str(recorded), "--format", "csv", "--out", "out", cwd=tmp_path), 2)
+    assert line.startswith("codecl: out: out cannot be written")
+
+
 def test_twelve_runs_of_a_thousand_epochs_are_small_and_soon_there(cli, recorded, tmp_path):
     source = recorded_run(recorded)
     events, found = long(source, 500), json.loads((source / "metrics.json").read_text())

@@ -98,6 +98,8 @@ def write(out, seed=1, acc=(80.0, 70.0), changes=None, status="complete", **traf
         bwt=None if len(acc) == 1 else -1.0,
         accuracy_matrix=[[*acc[:done], *[None] * (len(acc) - done)] for done in range(1, len(acc) + 1)],
         consensus_error_by_task=[1e-6 * seed] * len(acc),
+        kept_by_task=[40, 50],
+        body=400,
     )
     return folder
 

@@ -62,11 +62,31 @@ def three_seeds(tmp_path):
 
 
 def test_ours_beside_the_papers_or_alone(three_seeds):
-    ours = {"method": "codec", "agents": "ring 8", "seeds": "3", "cc": "2.00 ± 0.00"}
+    ours = {"method": "codec", "agents": "ring 8", "seeds": "3", "cc": "2.00 ± 0.00", "kept %": "–"}
     ours |= {"ACC %": "54.63 ± 1.00", "BWT %": "-0.37 ± 1.00"}
     papers = {"paper ACC": "53.63 ± 0.25", "paper BWT": "-0.43 ± 0.33", "CC": "1.85 ± 0.10", "paper CC": "1.85"}
     assert lines(read(three_seeds)) == [ours | papers | {"Δ ACC": "+1.00", "Δ BWT": "+0.06", "Δ CC": "+0.00"}]
     assert lines(read(three_seeds, beside_paper=False)) == [ours | {"sent": "1.5 kB", "ms a step": "3.00"}]
+
+
+def test_the_most_that_a_task_keeps_stands_beside_its_accuracy(tmp_path):
+    for seed, kept in enumerate((140, 160)):
+        write(tmp_path, seed=seed, kept_by_task=[20, kept], body=1000)
+    for beside_paper in (True, False):
+        made = read(tmp_path, beside_paper)
+        assert [row["kept %"] for row in lines(made)] == ["15.0"], "the mean over seeds"
+        assert float(as_csv(made)[0]["kept_percent"]) == pytest.approx(15)
+        assert "kept %" in formats.markdown(made)
+        assert r"kept \%" in formats.latex(made)
+
+
+def test_with_seeds_it_fits_a_terminal_of_80_columns(three_seeds):
+    write(three_seeds, method="codec-full", kept_by_task=[99], body=1000)
+    out = io.StringIO()
+    formats.show(read(three_seeds, beside_paper=False), Console(file=out, width=80))
+    assert "…" not in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert {"54.63", "1.00", "9.9", "kB"} <= {*out.getvalue().split()}
 
 
 def test_the_papers_numbers_are_those_that_were_given():
@@ -87,7 +107,7 @@ def test_stl_has_neither_bwt_nor_cc_in_the_paper(tmp_path):
     write(tmp_path, method="stl", acc=64.99, bwt=None, cc_reference=1.0)
     (row,) = lines(read(tmp_path))
     assert (row["ACC %"], row["paper ACC"], row["Δ ACC"]) == ("64.99", "64.99 ± 0.41", "+0.00")
-    assert [row[title] for title in ("BWT %", "paper BWT", "Δ BWT", "paper CC", "Δ CC")] == ["-"] * 5
+    assert [row[title] for title in ("BWT %", "paper BWT", "Δ BWT", "paper CC", "Δ CC")] == ["–"] * 5
     assert row["CC"] == "1.00"
 
 
@@ -97,7 +117,7 @@ def test_a_benchmark_that_the_paper_does_not_have(tmp_path, preset):
     made = read(tmp_path)
     (row,), (machine,) = lines(made), as_csv(made)
     assert row["ACC %"] == "54.00"
-    assert {row[f"{what} {score}"] for what in ("paper", "Δ") for score in ("ACC", "BWT", "CC")} == {"-"}
+    assert {row[f"{what} {score}"] for what in ("paper", "Δ") for score in ("ACC", "BWT", "CC")} == {"–"}
     assert (machine["acc"], machine["paper_acc"], machine["acc_difference"]) == ("54.0", "", "")
 
 
@@ -113,7 +133,7 @@ def test_a_preset_may_say_what_the_paper_calls_its_benchmark(three_seeds, tmp_pa
     for preset in ("tuned", "other"):
         write(tmp_path / "new", preset=preset)
     assert [(row["preset"], row["paper ACC"]) for row in lines(read(tmp_path / "new"))] == [
-        ("other", "-"),
+        ("other", "–"),
         ("tuned", "53.63 ± 0.25"),
     ]
 
@@ -177,10 +197,10 @@ def test_how_runs_ended_is_said_and_never_mixed(tmp_path):
     assert shown == {
         "complete": ("2", "53.50 ± 0.71", "53.63 ± 0.25", "-0.13"),
         "degraded": ("1", "52.63", "53.63 ± 0.25", "-1.00"),
-        "partial": ("1", "60.63", "53.63 ± 0.25", "-"),
+        "partial": ("1", "60.63", "53.63 ± 0.25", "–"),
     }
     (partial,) = [row for row in lines(made) if row["status"] == "partial"]
-    assert (partial["Δ BWT"], partial["Δ CC"]) == ("-", "-")
+    assert (partial["Δ BWT"], partial["Δ CC"]) == ("–", "–")
     machine = {row["status"]: row["acc_difference"] for row in as_csv(made)}
     assert machine["partial"] == ""
     assert float(machine["degraded"]) == pytest.approx(-1)
@@ -211,7 +231,7 @@ def test_csv_is_every_number_as_it_is(three_seeds):
     write(three_seeds, method="stl", bwt=None, acc=1 / 3)
     stl, codec = as_csv(read(three_seeds))
     own = ["benchmark", "method", "topology", "agents", "variant", "status", "seeds", "acc", "acc_std", "bwt"]
-    own += ["bwt_std", "cc", "cc_reference", "cc_reference_std", "ms_per_iteration"]
+    own += ["bwt_std", "cc", "cc_reference", "cc_reference_std", "kept_percent", "ms_per_iteration"]
     papers = ["paper_acc", "paper_acc_std", "paper_bwt", "paper_bwt_std", "paper_cc"]
     assert list(codec) == [*own, *papers, "acc_difference", "bwt_difference", "cc_difference"]
     assert list(as_csv(read(three_seeds, beside_paper=False))[0]) == own
@@ -245,7 +265,7 @@ def test_latex(three_seeds):
     assert first == "% needs \\usepackage{booktabs}"
     assert (top, mid, bottom, end) == ("\\toprule", "\\midrule", "\\bottomrule", "\\end{tabular}")
     (spec,) = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", begin).groups()
-    assert spec == "lll" + "r" * 11
+    assert spec == "lll" + "r" * 12
     assert len(rows) == 2
     for line in (head, *rows):
         assert line.endswith(r" \\")
@@ -305,5 +325,5 @@ def test_words_about_a_variant_do_not_crowd_out_the_numbers(tmp_path):
     made, out = read(tmp_path, beside_paper=False), io.StringIO()
     assert len({row["variant"] for row in lines(made)}) == 2, "not cut where that would make them alike"
     formats.show(made, Console(file=out, width=100))
-    assert re.search(r"codec +ring 8 +train.epochs=10, +1 +54\.00 +-1\.00 +1\.5 kB +2\.00 +3\.00", out.getvalue())
+    assert re.search(r"codec +ring 8 +train.epochs=10, +1 +54\.00 +-1\.00 +1\.5 kB +2\.00 +– +3\.00", out.getvalue())
     assert re.search(r"^ +train.lr=0.1 +$", out.getvalue(), re.M)

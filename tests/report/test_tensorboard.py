@@ -75,6 +75,8 @@ def test_a_board_shows_what_was_recorded(recorded, tmp_path):
     assert sum(value for _, value in found["traffic/bytes_of_task"]) == pytest.approx(sent)
     layer, free = next(iter(metrics["free_by_task"][2].items()))
     assert found[f"free/{layer}"][2] == (ends[1], free)  # while the third task trained
+    assert found["kept_percent"][-1] == (ends[2], pytest.approx(100 * max(metrics["kept_by_task"]) / metrics["body"]))
+    assert found["score/kept_percent"] == [found["kept_percent"][-1]]
     assert found["score/bwt"] == [(ends[2], pytest.approx(metrics["bwt"]))]
 
 

@@ -66,6 +66,7 @@ def line(now: Progress, remaining: str) -> str:
         f"ACC {now.acc:.2f} %" if now.acc is not None else "",
         f"CC {now.cc:.2f}" if now.cc else "",
         f"sent {size(now.sent)}",
+        f"kept {now.kept_percent:.1f} %" if now.acc is not None and now.kept_percent else "",
         remaining,
         now.names[-1] if now.names and not now.ended else "",
         f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
@@ -138,11 +139,12 @@ def _facts(snapshot: Snapshot, width: int) -> Table:
     speed = f"{now.steps_a_second:.3g} a second" if now.steps_a_second and snapshot.state == "under way" else ""
     steps = ", ".join(part for part in (f"{now.steps} of {now.all_steps}", speed, left(snapshot)) if part)
     so_far = "" if now.ended else " so far"
+    kept = f"; a task keeps up to {now.kept_percent:.1f} % of the body for itself" if now.kept_percent else ""
     error = "disagreement" if now.about and now.about.fleet else "consensus error"
     rows = {
         "steps": steps if now.all_steps else "",
         "loss": loss,
-        "ACC": f"{now.acc:.2f} %{so_far}" if now.acc is not None else "",
+        "ACC": f"{now.acc:.2f} %{so_far}{kept}" if now.acc is not None else "",
         "sent": f"{size(now.sent)}, CC {number(now.cc)}{so_far}" if now.sent else "",
         error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
@@ -197,12 +199,13 @@ def many(view: FollowerView, width: int) -> RenderableType:
             "loss": number(now.losses[-1] if now.losses else None, ".3f"),
             "ACC": number(now.acc),
             "CC": number(now.cc),
+            "kept %": number(now.kept_percent, ".1f"),
             "sent": size(sum(snapshot.progress.sent for snapshot in run.parts)),
             "left": max((left(snapshot).removesuffix(" left") for snapshot in run.parts), key=len),
         }
         for run, now in ((run, furthest(run)) for run in view.runs)
     ]
-    return _table(rows, left_out=("loss", "sent", "CC") if width < NARROW else ())
+    return _table(rows, left_out=("loss", "sent", "CC", "kept %") if width < NARROW else ())
 
 
 def _table(rows: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:

@@ -1,4 +1,4 @@
-"""What recorded runs give: `codecl table`, `predict`, `compare` and `report`."""
+"""What recorded runs give: `codecl table`, `frontier`, `predict`, `compare` and `report`."""
 
 import json
 import sys
@@ -24,21 +24,57 @@ def table(
     """Results of recorded runs: mean ± std over seeds, a row a configuration."""
     from codecl.report import formats
     from codecl.report.configurations import finished
-    from codecl.report.tables import results
+    from codecl.report.tables import plain, results
     from codecl.runs.reader import find_runs, read_metrics
 
     if as_json and (paper or output_format is not None):
         raise ConfigError("--json: gives the metrics as they are; leave out --paper and --format, or take --format csv")
     write = formats.writer(output_format)
     if as_json:
-        metrics = [{"folder": str(folder), **read_metrics(folder).dump()} for folder in find_runs(runs)]
-        print(json.dumps(metrics, indent=1))
+        print(json.dumps([plain(folder, read_metrics(folder)) for folder in find_runs(runs)], indent=1))
         return
     sheet = results(finished(runs), paper)
     if write:
         print(write(sheet), end="")
     else:
         formats.show(sheet, common.console_for(False), uncut=paper)
+
+
+@common.app.command()
+def frontier(
+    runs: common.Runs,
+    commands: Annotated[bool, typer.Option("--commands", help="Also the command that makes each one again.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Also figures, as SVG, PNG and CSV, into FOLDER.")
+    ] = None,
+    output_format: common.Format = None,
+    as_json: PlainJson = False,
+) -> None:
+    """The trade-off of recorded runs: accuracy, bytes sent and numbers kept, a row a configuration; which are best."""
+    from codecl.report import formats
+    from codecl.report import frontier as trade_off
+    from codecl.report.configurations import command, finished
+
+    if as_json and output_format is not None:
+        raise ConfigError("--json and --format: choose one")
+    write = formats.writer(output_format)
+    rows = trade_off.choices(finished(runs))
+    sheet = trade_off.sheet(rows, commands and write is not None)
+    if as_json:
+        print(json.dumps(list(sheet.records), indent=1))
+    elif write:
+        print(write(sheet), end="")
+    else:
+        console = common.console_for(False)
+        formats.show(sheet, console)
+        for row in rows if commands else ():
+            console.print(command(row.configuration) or formats.UNKNOWN, highlight=False, markup=False, soft_wrap=True)
+    if out is not None:
+        from codecl.report import pictures
+
+        figures = [figure for draw in (trade_off.by_bytes, trade_off.by_kept) if (figure := draw(rows))]
+        for path in (path for figure in figures for path in pictures.write(figure, out / figure.key)):
+            print(path, file=sys.stderr if write or as_json else sys.stdout)
 
 
 @common.app.command()

@@ -193,7 +193,9 @@ def show_results(console: "Console", results: list["Result"], as_json: bool) -> 
 
     runs = [scores_of(result.folder) for result in results]
     if as_json:
-        print(json.dumps([{"folder": str(run.folder), **run.metrics.dump()} for run in runs], indent=1))
+        from codecl.report.tables import plain
+
+        print(json.dumps([plain(run.folder, run.metrics) for run in runs], indent=1))
     elif runs:
         _show(console, runs)
     if any(run.metrics.status == "degraded" for run in runs):
@@ -211,7 +213,7 @@ def _show(console: "Console", runs: list["Run"]) -> None:
         console.print()
         console.print(forgetting(metrics, [task.name for task in read_tasks(runs[0].folder)]))
     console.print()
-    console.print(formats.table(results(runs)))
+    formats.show(results(runs), console)
     words = in_words(metrics)
     if words:
         console.print(words, highlight=False)

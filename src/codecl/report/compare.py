@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import Score, finished, ms_per_step
-from codecl.report.formats import Column, Sheet, spread_of_bytes, with_spread
+from codecl.report.configurations import Score, finished, kept_percent, ms_per_step
+from codecl.report.formats import UNKNOWN, Column, Sheet, spread_of_bytes, with_spread
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
 from codecl.runs.reader import Run, read_config
@@ -157,6 +157,7 @@ def quantities(a: Side, b: Side) -> list[Quantity]:
         over_all("bwt", "BWT %", lambda run: run.bwt),
         over_all("cc", "cc", lambda run: run.traffic.cc),
         over_all("cc_reference", "cc_reference", lambda run: run.traffic.cc_reference),
+        over_all("kept_percent", "kept %", kept_percent, partial(with_spread, digits=".1f")),
         over_all("train_bytes", "train bytes", lambda run: run.traffic.train_bytes, spread_of_bytes),
         over_all("boundary_bytes", "boundary bytes", lambda run: run.traffic.boundary_bytes, spread_of_bytes),
         over_all("consensus_error", "consensus error", _consensus, partial(with_spread, digits=".1g")),
@@ -219,14 +220,14 @@ def sheet(comparison: Comparison) -> Sheet:
 
 
 def _score(row: Quantity, score: Score) -> str:
-    return "-" if score.mean is None else row.text(score.mean, score.std)
+    return UNKNOWN if score.mean is None else row.text(score.mean, score.std)
 
 
 def _change(row: Quantity) -> str:
     """The difference, and how far its interval reaches to each side."""
     mean, low, high = row.difference.mean, row.difference.low, row.difference.high
     if mean is None:
-        return "-"
+        return UNKNOWN
     reach = (high - low) / 2 if row.difference.way and low is not None and high is not None else None
     return ("+" if mean > 0 else "") + row.text(mean, reach)
 

@@ -3,17 +3,20 @@ differ in their seed alone -> a configuration: its name, its variant in words, i
 
 import json
 import os
+import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codecl.errors import ConfigError, DataError
+from codecl.errors import CodeclError, ConfigError, DataError
+from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
-from codecl.report.formats import with_spread
+from codecl.models import MODELS
+from codecl.report.formats import UNKNOWN, with_spread
 from codecl.runs import reader
-from codecl.runs.config import RunConfig, flat, preset, resolve
+from codecl.runs.config import RunConfig, flat, grid, preset, resolve, setting
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 from codecl.train.events import TaskOpened
@@ -102,7 +105,7 @@ class Score(NamedTuple):
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
-        return "-" if self.mean is None else with_spread(self.mean, self.std)
+        return UNKNOWN if self.mean is None else with_spread(self.mean, self.std)
 
 
 class Configuration(NamedTuple):
@@ -131,6 +134,10 @@ class Configuration(NamedTuple):
 
 def ms_per_step(run: Metrics) -> float | None:
     return run.timing.ms_per_iteration
+
+
+def kept_percent(run: Metrics) -> float | None:
+    return run.kept_percent
 
 
 def group(runs: Sequence[Run]) -> list[Configuration]:
@@ -204,4 +211,50 @@ def changed(config: RunConfig) -> dict[str, str]:
     start = flat(resolve(preset(config.preset), named).model_dump(mode="json"))
     fields = flat(config.model_dump(mode="json", exclude=NOT_SAID))
     changes = {field: value for field, value in fields.items() if start.get(field) != value}
-    return {field: value if isinstance(value, str) else json.dumps(value) for field, value in changes.items()}
+    return {field: as_set(value) for field, value in changes.items()}
+
+
+def as_set(value: Any) -> str:
+    """As `--set` takes it: a word that it would take for something else in quotes."""
+    if isinstance(value, str):
+        with suppress(ConfigError):
+            if setting(f"field={value}") == {"field": value}:
+                return value
+    return json.dumps(value)
+
+
+def command(configuration: Configuration) -> str | None:
+    """The shortest command that makes these runs again; None where there is none: of `codecl.fit`, of peers, of code or
+    links of the user's own. Law: `grid` of its words gives the configs back."""
+    configs = [run.config for run in configuration.runs if run.config is not None]
+    seeds = sorted(config.seed for config in configs)
+    if len(configs) < len(configuration.runs) or configuration.metrics.exchange or not _in_tables(configs[0]):
+        return None
+    with suppress(CodeclError):
+        config, start = configs[0], preset(configs[0].preset)
+        usual = resolve(start, {})
+        options = {
+            "--method": "" if [config.method.name] == list(start.methods) else config.method.name,
+            "--agents": "" if config.agents == usual.agents else str(config.agents),
+            "--topology": "" if config.topology.name == usual.topology.name else config.topology.name,
+            "--seeds": "" if seeds == [usual.seed] else ",".join(map(str, seeds)),
+        }
+        settings = [f"{field}={value}" for field, value in changed(config).items()]
+        method, agents, topology, seed_list = options.values()
+        again = list(grid(config.preset, method, agents, topology, seed_list, settings))
+        if [_recorded(one) for one in again] == [_recorded(config) | {"seed": seed} for seed in seeds]:
+            words = [f"{name} {text}" for name, text in options.items() if text]
+            words += [f"--set {shlex.quote(text)}" for text in settings]
+            return " ".join(["codecl run", config.preset, *words])
+    return None
+
+
+def _in_tables(config: RunConfig) -> bool:
+    """Whether its method, model and topology are codecl's: code of a user's own is not run to look at a table."""
+    named = (config.method.name in METHODS, config.model.name in MODELS, config.topology.name in TOPOLOGIES)
+    return all(named) and ":" not in config.data.stream
+
+
+def _recorded(config: RunConfig) -> dict[str, Any]:
+    """What decides a run, but for digests of files, which need not be here."""
+    return config.decisive() | {"sources": None}

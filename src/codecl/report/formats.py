@@ -14,6 +14,7 @@ from rich.text import Text
 from codecl.errors import ConfigError
 
 MAX_WIDTH = 1000  # more than any table's
+UNKNOWN = "–"  # in a table
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -23,8 +24,16 @@ class Column(NamedTuple):
     words: bool = False  # to the left; numbers are to the right
     fold: bool = False  # where there is little room, words may stand under each other
 
+    optional: bool = False  # where there is still too little room, left out
+
+    def folded(self) -> "Column":
+        """A field's name breaks at its dots, a score before its spread."""
+        return self._replace(
+            title=self.title.replace(".", ".\n"), cells=[cell.replace(" ± ", "\n± ") for cell in self.cells]
+        )
+
     def longest_word(self) -> int:
-        return max(len(word) for text in (self.title, *self.cells) for word in text.split())
+        return max(len(word) for text in (self.title, *self.cells) for word in re.findall(r"(?:± )?\S+", text))
 
 
 class Sheet(NamedTuple):
@@ -49,11 +58,13 @@ def blank(title: str) -> Table:
 def table(sheet: Sheet, folded: bool = False) -> Table:
     """For a terminal, without the note. `folded`: as narrow as whole words and numbers let it be."""
     out = blank(sheet.title)
-    for column in sheet.columns:
+    out.collapse_padding = folded
+    columns = [column.folded() if folded and column.fold else column for column in sheet.columns]
+    for column in columns:
         side: Literal["left", "right"] = "left" if column.words else "right"
         width = column.longest_word() if folded and column.fold else None
         out.add_column(column.title, justify=side, no_wrap=width is None, width=width)
-    for cells in sheet.lines():
+    for cells in sheet._replace(columns=columns).lines():
         out.add_row(*map(Text, cells))
     return out
 
@@ -61,10 +72,12 @@ def table(sheet: Sheet, folded: bool = False) -> Table:
 def show(sheet: Sheet, console: Console, uncut: bool = False) -> None:
     """The table, folded where the console is too narrow, and its note. `uncut`: rather long lines than a cut number."""
     room = console.width
+    needed = sheet._replace(columns=[column for column in sheet.columns if not column.optional])
+    ways = [table(sheet), table(sheet, folded=True), table(needed, folded=True)]
     console.width = MAX_WIDTH
-    fits = console.measure(table(sheet)).maximum <= room
+    fitting = [way for way in ways if console.measure(way).maximum <= room]
     console.width = MAX_WIDTH if uncut else room
-    console.print(table(sheet, folded=not fits))
+    console.print([*fitting, ways[-1]][0])
     console.width = room
     if sheet.note:
         console.print(sheet.note, style="dim", highlight=False)
@@ -82,7 +95,7 @@ ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "%_&#${}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "…": r"\ldots{}"}
-    | {"±": r"$\pm$", "Δ": r"$\Delta$", "−": "$-$"}
+    | {"±": r"$\pm$", "Δ": r"$\Delta$", "−": "$-$", "–": "--"}
 )
 
 
@@ -145,6 +158,10 @@ def unit_for(largest: float) -> tuple[str, int]:
     while largest >= 999.5 and power < len(UNITS) - 1:
         largest, power = largest / 1000, power + 1
     return UNITS[power], power
+
+
+def number(value: float | None, digits: str = ".2f") -> str:
+    return UNKNOWN if value is None else format(value, digits)
 
 
 def with_spread(value: float, spread: float | None, digits: str = ".2f") -> str:

@@ -18,8 +18,9 @@ from markupsafe import Markup
 from codecl import __version__
 from codecl.errors import ConfigError
 from codecl.files import write_text
+from codecl.report import frontier
 from codecl.report.configurations import Configuration, Gathered, Refused, group
-from codecl.report.figures import Bars, Figure, Lines, Section, epochs, learned, numbers, sending
+from codecl.report.figures import Bars, Figure, Lines, Points, Section, epochs, learned, numbers, sending
 from codecl.report.formats import Sheet
 from codecl.report.tables import in_paper, results
 from codecl.runs.reader import Run
@@ -93,10 +94,17 @@ def together(draw: Callable[[Sequence[Configuration]], Figure | None]) -> Draw:
     return lambda configurations: {"": draw(configurations)}
 
 
+def trade_off(draw: Callable[[Sequence[frontier.Choice]], Figure | None]) -> Draw:
+    """A figure a benchmark."""
+    return lambda configurations: {name: draw(rows) for name, rows in frontier.on_page(configurations).items()}
+
+
 SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
     "Forgetting": each(learned.forgetting),
     "Mean accuracy": together(learned.mean),
     "Accuracy matrix": each(learned.matrix),
+    "Accuracy and bytes": trade_off(frontier.by_bytes),
+    "Accuracy and what is kept": trade_off(frontier.by_kept),
     "Compression": together(sending.compression),
     "Consensus error": together(epochs.consensus),
     "Training loss": together(epochs.loss),
@@ -221,7 +229,7 @@ def _slots(names: Sequence[str], shared: Mapping[str, int]) -> dict[str, int]:
 
 
 def _series(section: Section) -> list[str]:
-    figures = [figure for figure in section.figures.values() if isinstance(figure, Lines | Bars)]
+    figures = [figure for figure in section.figures.values() if isinstance(figure, Lines | Bars | Points)]
     return list(dict.fromkeys(series.name for figure in figures for series in figure.series))
 
 

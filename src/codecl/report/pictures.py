@@ -10,10 +10,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import AutoLocator, LogLocator, NullLocator, StrMethodFormatter
 
 from codecl.errors import ConfigError
-from codecl.report.figures import Bars, Figure, Heat, Lines, Network, Series, numbers
+from codecl.report.figures import Bars, Figure, Heat, Lines, Network, Points, Series, numbers
 from codecl.report.graph import draw_network
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; when they run out, other dashes
@@ -45,6 +45,7 @@ BESIDE = 4  # more entries than this stand beside the plot
 ROWS = 24  # of a legend beside the plot
 LETTER = 0.075  # inches
 DPI = 150
+SIDES = ((-8, 7), (8, -7), (8, 7), (-8, -7))  # of a point, where its number may stand
 
 
 def write(figure: Figure, stem: Path) -> list[Path]:
@@ -88,7 +89,7 @@ def _size(figure: Figure) -> tuple[float, float]:
         case Bars() if _lies(figure):
             names = max(map(len, figure.categories))
             return SIZE[0] + LETTER * names, 1.4 + len(figure.categories) * (0.12 + 0.1 * len(figure.series))
-        case Bars() | Lines() if len(figure.series) > BESIDE:  # room for the legend beside it
+        case Bars() | Lines() | Points() if len(figure.series) > BESIDE:  # room for the legend beside it
             longest = max(len(series.name) for series in figure.series)
             columns = math.ceil(len(figure.series) / ROWS)
             rows = min(len(figure.series), ROWS)
@@ -217,4 +218,49 @@ def _heat(axes: Axes, figure: Heat) -> None:
     axes.set_ylabel(figure.y)
 
 
-DRAW: dict[type, Callable[[Axes, Any], None]] = {Lines: _lines, Bars: _bars, Heat: _heat, Network: draw_network}
+def _points(axes: Axes, figure: Points) -> None:
+    """Numbered, as the legend has them."""
+    axes.grid(axis="y")
+    axes.plot(*zip(*figure.joined, strict=True), color="#aaaaaa", linewidth=1.2, zorder=1)
+    for place, (series, best) in enumerate(zip(figure.series, figure.best, strict=True)):
+        colour = COLOURS[place % len(COLOURS)]
+        look: dict[str, Any] = {"color": colour, "mfc": colour if best else "white", "elinewidth": 0.9, "capsize": 2}
+        spread = [value or 0.0 for value in series.std] if series.std else None
+        y = [value or 0.0 for value in series.y]
+        axes.errorbar(series.x, y, spread, fmt="o", label=f"{place + 1}  {series.name}", **look)
+    if figure.log_x:
+        at = [x for series in figure.series for x in series.x]
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if max(at) > 10 * min(at) else AutoLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(0.08)
+    axes.set_xlabel(figure.x)
+    axes.set_ylabel(figure.y)
+    _number(axes, [(series.x[0], series.y[0] or 0.0) for series in figure.series])
+    _legend(axes, len(figure.series))
+
+
+def _number(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """A number beside each point, on the side with the most room."""
+    axes.get_xlim()  # the axes take up what was drawn
+    taken = [tuple(place) for place in axes.transData.transform(points)]  # pixels
+    scale = axes.figure.dpi / 72
+    for number, point in enumerate(points, 1):
+        x, y = axes.transData.transform(point)
+
+        def room(side: tuple[int, int], x: float = x, y: float = y) -> float:
+            return min(math.hypot(x + side[0] * scale - a, y + side[1] * scale - b) for a, b in taken)
+
+        side = max(SIDES, key=room)
+        taken.append((x + side[0] * scale, y + side[1] * scale))
+        axes.annotate(str(number), point, side, textcoords="offset points", ha="center", va="center", fontsize=8)
+
+
+DRAW: dict[type, Callable[[Axes, Any], None]] = {
+    Lines: _lines,
+    Bars: _bars,
+    Heat: _heat,
+    Network: draw_network,
+    Points: _points,
+}

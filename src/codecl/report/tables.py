@@ -5,6 +5,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from rich.table import Table
 
 from codecl.errors import ConfigError
 from codecl.report import formats
-from codecl.report.configurations import Configuration, Score, group, ms_per_step, shortened
-from codecl.report.formats import Column, Sheet, size
+from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, shortened
+from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.runs.config import preset
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
@@ -64,14 +65,19 @@ def _scores(rows: Sequence[Configuration]) -> list[Column]:
     def over_seeds(value: Callable[[Metrics], float | None]) -> list[str]:
         return [str(row.score(value)) for row in rows]
 
-    steps = [row.score(ms_per_step).mean for row in rows]
     return [
-        Column("ACC %", over_seeds(lambda run: run.acc)),
-        Column("BWT %", over_seeds(lambda run: run.bwt)),
+        Column("ACC %", over_seeds(lambda run: run.acc), fold=True),
+        Column("BWT %", over_seeds(lambda run: run.bwt), fold=True),
         Column("sent", [size(fmean(run.metrics.traffic.sent_bytes for run in row.runs)) for row in rows]),
-        Column("cc", over_seeds(lambda run: run.traffic.cc)),
-        Column("ms a step", ["-" if ms is None else f"{ms:.2f}" for ms in steps]),
+        Column("cc", over_seeds(lambda run: run.traffic.cc), fold=True),
+        kept_column(rows),
+        Column("ms a step", [number(row.score(ms_per_step).mean) for row in rows], fold=True, optional=True),
     ]
+
+
+def kept_column(rows: Sequence[Configuration]) -> Column:
+    """The most that a task keeps for itself; seeds normally have the same."""
+    return Column("kept %", [number(row.score(kept_percent).mean, ".1f") for row in rows], fold=True)
 
 
 def _beside_the_paper(rows: Sequence[Configuration]) -> list[Column]:
@@ -83,9 +89,10 @@ def _beside_the_paper(rows: Sequence[Configuration]) -> list[Column]:
         columns += [
             Column(title + unit, [str(pair.ours) for pair in pairs], fold=True),
             Column(f"paper {title}", [str(pair.paper) for pair in pairs], fold=True),
-            Column(f"Δ {title}", ["-" if pair.difference is None else f"{pair.difference:+z.2f}" for pair in pairs]),
+            Column(f"Δ {title}", [number(pair.difference, "+z.2f") for pair in pairs]),
         ]
-    return [*columns, Column("cc", [str(row.score(lambda run: run.traffic.cc)) for row in rows], fold=True)]
+    cc = Column("cc", [str(row.score(lambda run: run.traffic.cc)) for row in rows], fold=True)
+    return [*columns, cc, kept_column(rows)]
 
 
 def _record(row: Configuration, paper: bool) -> dict[str, Any]:
@@ -107,9 +114,15 @@ def _record(row: Configuration, paper: bool) -> dict[str, Any]:
         "cc": row.score(lambda run: run.traffic.cc).mean,
         "cc_reference": reference.mean,
         "cc_reference_std": reference.std,
+        "kept_percent": row.score(kept_percent).mean,
         "ms_per_iteration": row.score(ms_per_step).mean,
         **(_paper_record(row) if paper else {}),
     }
+
+
+def plain(folder: Path, run: Metrics) -> dict[str, Any]:
+    """A run's metrics as they are, and the share that is made of them."""
+    return {"folder": str(folder), **run.dump(), "kept_percent": run.kept_percent}
 
 
 def _paper_record(row: Configuration) -> dict[str, float | None]:
@@ -130,7 +143,7 @@ class Beside(NamedTuple):
 def beside(configuration: Configuration) -> dict[str, Beside]:
     """acc, bwt and cc of a configuration beside the paper's."""
     run = configuration.metrics
-    printed = _printed().get((_benchmark(run.benchmark), run.topology, run.agents, run.method), {})
+    printed = _printed().get((benchmark(run.benchmark), run.topology, run.agents, run.method), {})
     out = {}
     for name, value in OURS.items():
         ours, paper = configuration.score(value), printed.get(name, Score())
@@ -154,10 +167,10 @@ def in_order(configurations: Sequence[Configuration]) -> list[Configuration]:
 
 def in_paper(name: str) -> bool:
     """Whether a preset is one of the paper's."""
-    return _benchmark(name) in {key[0] for key in _printed()}
+    return benchmark(name) in {key[0] for key in _printed()}
 
 
-def _benchmark(name: str) -> str | None:
+def benchmark(name: str) -> str | None:
     """What the paper calls a preset; None for one that is not here."""
     try:
         return preset(name).paper
@@ -191,10 +204,10 @@ def forgetting(runs: Sequence[Metrics], tasks: Sequence[str]) -> Table:
 def _learned_and_now(run: Metrics, task: int) -> str:
     matrix = run.accuracy_matrix
     if task >= len(matrix):
-        return "-"
+        return UNKNOWN
     learned, now = matrix[task][task], matrix[-1][task]
     if learned is None or now is None:
-        return "-"
+        return UNKNOWN
     tone = "red" if now < learned - 3 else "green"
     return f"{learned:.1f} → [{tone}]{now:.1f}[/]"
 

@@ -11,6 +11,7 @@ from codecl.errors import ConfigError, DataError
 from codecl.runs.config import RunConfig, flat
 from codecl.runs.metrics import acc, bwt, rows, traffic
 from codecl.runs.reader import read_config, read_events
+from codecl.runs.schema import kept_share
 from codecl.train.events import EpochEnded, Evaluated, Event, Recorded, RunStarted, Sent, TaskOpened, of_type
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ def _task_end(end: Evaluated, events: Sequence[Recorded]) -> Scalars:
     """What is known of each task, and what this one sent."""
     names = {opened.task: opened.name for opened in of_type(events, TaskOpened)}
     sent = traffic(events)
+    scores = _scores(events)
     return {
         **{f"accuracy/{task + 1} {names.get(task, '')}".strip(): score for task, score in enumerate(end.accuracy)},
-        "accuracy/mean": _scores(events)["acc"],
+        "accuracy/mean": scores["acc"],
+        "kept_percent": scores["kept_percent"],
         "traffic/bytes_of_task": sum(event.bytes for event in of_type(events, Sent) if event.task == end.task),
         "traffic/cc_of_task": sent.cc_by_task[-1] if sent.cc_by_task else None,
         "traffic/cc": sent.cc,
@@ -51,8 +54,14 @@ def _task_end(end: Evaluated, events: Sequence[Recorded]) -> Scalars:
 
 def _scores(events: Sequence[Recorded]) -> Scalars:
     alone = any(run.each_task_alone for run in of_type(events, RunStarted))
-    matrix = rows(events)
-    return {"acc": acc(matrix, alone), "bwt": None if alone else bwt(matrix), "cc": traffic(events).cc}
+    matrix, opened = rows(events), of_type(events, TaskOpened)
+    kept = kept_share([task.kept for task in opened], opened[0].body if opened else None, alone)
+    return {
+        "acc": acc(matrix, alone),
+        "bwt": None if alone else bwt(matrix),
+        "cc": traffic(events).cc,
+        "kept_percent": None if kept is None else 100 * kept,
+    }
 
 
 class Board:

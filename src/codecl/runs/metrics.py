@@ -167,6 +167,7 @@ class Progress(NamedTuple):
     sent: int = 0
     cc: float | None = None
     cc_by_task: Sequence[float | None] = ()
+    kept_percent: float | None = None  # the most that a task keeps for itself, of the body
     apart: float | None = None  # consensus error; of a peer: distance to the neighbours that it heard
     steps_a_second: float | None = None
     left_s: float | None = None  # from the last event on
@@ -196,6 +197,7 @@ def progress(events: Sequence[Recorded], epochs: int) -> Progress:
         sent=so_far.traffic.sent_bytes,
         cc=so_far.traffic.cc,
         cc_by_task=so_far.traffic.cc_by_task,
+        kept_percent=so_far.kept_percent,
         steps=so_far.timing.iterations,
         longest_s=max(getattr(event, "seconds", 0.0) for event in events),
         **_training(events, about.tasks, epochs, so_far.timing.iterations),

@@ -91,7 +91,11 @@ class Metrics(Labels):
     @property
     def kept_share(self) -> float | None:
         """The most that a task keeps for itself, as a part of the body; None: not known."""
-        return max(self.kept_by_task) / self.body if self.kept_by_task and self.body else None
+        return kept_share(self.kept_by_task, self.body, self.each_task_alone)
+
+    @property
+    def kept_percent(self) -> float | None:
+        return None if self.kept_share is None else 100 * self.kept_share
 
     def dump(self) -> dict[str, Any]:
         """As `metrics.json` has it: schema and status first; what does not apply is left out."""
@@ -99,6 +103,11 @@ class Metrics(Labels):
         values = self.model_dump(mode="json", by_alias=True)
         first = {name: values.pop(name) for name in ("schema", "status")}
         return first | {name: value for name, value in values.items() if value is not None or name not in optional}
+
+
+def kept_share(kept_by_task: Sequence[int], body: int | None, each_task_alone: bool) -> float | None:
+    """Tasks alone also keep the body, each as it was when the task was scored."""
+    return max(kept_by_task) / body + each_task_alone if kept_by_task and body else None
 
 
 def fault(error: ValidationError) -> str:

@@ -101,11 +101,13 @@ const Common = (() => {
     }
     if (figure.kind === 'network') return { columns: ['sender', 'hearer', 'bytes'], rows: figure.edges };
     const wide = figure.series.some((series) => series.std);
-    const names = figure.kind === 'bars' ? figure.categories : figure.ticks;
-    const rows = figure.series.flatMap((series) => series.x.map((x, i) => [
+    const names = (figure.kind === 'bars' ? figure.categories : figure.ticks) ?? [];
+    const marked = figure.kind === 'points';
+    const rows = figure.series.flatMap((series, place) => series.x.map((x, i) => [
       series.name, names.length ? names[Math.trunc(x)] : x, series.y[i], ...(wide ? [series.std ? series.std[i] : null] : []),
+      ...(marked ? [figure.best[place] ? 'yes' : ''] : []),
     ]));
-    const columns = ['series', figure.kind === 'bars' ? 'category' : figure.x, figure.y, ...(wide ? ['std'] : [])];
+    const columns = ['series', figure.kind === 'bars' ? 'category' : figure.x, figure.y, ...(wide ? ['std'] : []), ...(marked ? ['best'] : [])];
     return { columns, rows };
   }
 

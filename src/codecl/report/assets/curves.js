@@ -1,4 +1,4 @@
-// Lines and bars -> what ECharts is told.
+// Lines, bars and points -> what ECharts is told.
 'use strict';
 
 const Curves = (() => {
@@ -207,9 +207,49 @@ const Curves = (() => {
     };
   }
 
+  // Points, each with its number and its spread; those that are best are filled, and a line is behind them.
+  function points(figure, slots, look) {
+    const drawn = figure.series.map((series, i) => {
+      const { color } = paint(look, slots[series.name]);
+      return {
+        type: 'line', name: series.name, color, symbol: figure.best[i] ? 'circle' : 'emptyCircle', symbolSize: 10, z: 4,
+        lineStyle: { width: 0 }, itemStyle: { borderWidth: 2 }, data: [[series.x[0], series.y[0]]],
+        label: { show: true, formatter: String(i + 1), position: i % 2 ? 'right' : 'left', color: look.fore, fontSize: 11 },
+      };
+    });
+    const names = figure.series.map((series) => series.name);
+    const known = figure.series.filter((series) => series.std?.[0]).map((series) => [series.x[0], series.y[0] - series.std[0], series.y[0] + series.std[0], series.name]);
+    const spreads = {
+      type: 'custom', name: '', silent: true, z: 3, data: known, encode: { x: 0, y: [1, 2] }, tooltip: { show: false },
+      renderItem: (params, api) => {
+        const [x, low, high, name] = known[params.dataIndex];
+        const [[x1, y1], [x2, y2]] = [api.coord([x, low]), api.coord([x, high])];
+        return { type: 'line', shape: { x1, y1, x2, y2 }, style: { stroke: paint(look, slots[name]).color, lineWidth: 1.5 } };
+      },
+    };
+    const joined = { type: 'line', name: '', silent: true, z: 2, data: figure.joined, symbol: 'none', lineStyle: { color: look.muted, width: 1 }, tooltip: { show: false } };
+    const [least, most] = extent(figure);
+    const xs = figure.log_x ? { type: 'log', logBase: 2, min: least / 1.05, max: most * 1.05 } : { type: 'value', scale: true };
+    return {
+      ...base(look),
+      legend: { ...legend(look, names), formatter: (name) => `${names.indexOf(name) + 1} ${cut(name)}` },
+      grid: { left: 4, right: 28, top: 66, bottom: 30 },
+      tooltip: tooltip(look, {
+        trigger: 'item',
+        formatter: ({ seriesIndex, color }) => {
+          const series = figure.series[seriesIndex];
+          return series ? tip(series.name, [{ color, name: figure.y, value: spread(series.y[0], series.std?.[0]) }, { name: figure.x, value: brief(series.x[0]) }]) : '';
+        },
+      }),
+      xAxis: axis(look, { name: figure.x, nameLocation: 'middle', nameGap: 26, splitLine: { show: false }, axisLine: { onZero: false, lineStyle: { color: look.rule } }, ...xs, axisLabel: { formatter: brief } }),
+      yAxis: axis(look, { name: figure.y, ...upright, nameTextStyle: { color: look.muted, align: 'left' }, type: 'value', scale: true, axisLine: { show: false }, axisTick: { show: false }, axisLabel: { formatter: brief } }),
+      series: [...drawn, spreads, joined],
+    };
+  }
+
   function barsHeight(figure, width) {
     return lying(figure, width) ? 110 + figure.categories.length * Math.max(34, figure.series.length * 18 + 12) : 360;
   }
 
-  return { lines, linesHeight: () => 400, bars, barsHeight };
+  return { lines, linesHeight: () => 400, bars, barsHeight, points, pointsHeight: () => 400 };
 })();

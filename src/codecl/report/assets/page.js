@@ -3,8 +3,8 @@
 
 (() => {
   const { element, numbers } = Common;
-  const DRAW = { lines: Curves.lines, bars: Curves.bars, heat: Maps.heat, network: Maps.network };
-  const HEIGHT = { lines: Curves.linesHeight, bars: Curves.barsHeight, heat: Maps.heatHeight, network: Maps.networkHeight };
+  const DRAW = { lines: Curves.lines, bars: Curves.bars, points: Curves.points, heat: Maps.heat, network: Maps.network };
+  const HEIGHT = { lines: Curves.linesHeight, bars: Curves.barsHeight, points: Curves.pointsHeight, heat: Maps.heatHeight, network: Maps.networkHeight };
   const ROWS = 200;  // of a table, until more are asked for
   const PAPER = 680;  // pixels that fit on a sheet
   const root = document.documentElement;

@@ -88,7 +88,21 @@ class Network(NamedTuple):
     edges: Sequence[tuple[int, int, Number]]
 
 
-Figure = Lines | Bars | Heat | Network
+class Points(NamedTuple):
+    """Points, each a series of its own; `best`: whether each is filled. `joined`: the places of a line behind them."""
+
+    key: str
+    title: str
+    about: str
+    x: str
+    y: str
+    series: Sequence[Series]
+    best: Sequence[bool]
+    joined: Sequence[tuple[float, float]]
+    log_x: bool = False
+
+
+Figure = Lines | Bars | Heat | Network | Points
 
 
 class Section(NamedTuple):
@@ -116,6 +130,10 @@ def numbers(figure: Figure) -> Numbers:
         case Heat():
             named = zip(figure.rows, figure.values, strict=True)
             return Numbers([figure.y, *figure.columns], [[name, *values] for name, values in named])
+        case Points():
+            points = _points(figure.series, figure.x, figure.y, ())
+            rows = [[*row, "yes" if best else ""] for row, best in zip(points.rows, figure.best, strict=True)]
+            return Numbers([*points.columns, "best"], rows)
         case Network():
             return Numbers(["sender", "hearer", "bytes"], [list(edge) for edge in figure.edges])
 
