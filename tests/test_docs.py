@@ -11,6 +11,7 @@ import pytest
 
 from codecl.report.configurations import finished
 from codecl.report.formats import PLAIN
+from codecl.report.frontier import choices, sheet
 from codecl.report.tables import results
 from tests.conftest import ROOT
 
@@ -85,7 +86,13 @@ def test_results_in_documents_are_those_of_the_recorded_runs():
     runs = finished([ROOT / "benchmarks" / "split-cifar100"])
     page = (ROOT / "benchmarks" / "split-cifar100.md").read_text()
     assert PLAIN["markdown"](results(runs, paper=True)).strip() in page
-    for preset in ("split-cifar100", "split-cifar100-tuned"):
+    own = finished([ROOT / "benchmarks" / "own-directions" / "test"])
+    page = (ROOT / "benchmarks" / "own-directions.md").read_text()
+    assert PLAIN["markdown"](results(own, paper=True)).strip() in page
+    on_the_cut = choices(finished([ROOT / "benchmarks" / "own-directions" / "cut"]))
+    assert PLAIN["markdown"](sheet(on_the_cut)).strip() in page
+    runs += own
+    for preset in ("split-cifar100", "split-cifar100-tuned", "split-cifar100-own"):
         cells = re.search(rf"^\| `{preset}`.*$", README, re.M)[0].split("|")[2:5]
         for agents, cell in zip((4, 8, 16), cells, strict=True):
             scores = [run.metrics.acc for run in runs if run.folder.parent.name == f"{preset}-codec-ring{agents}"]

@@ -92,7 +92,8 @@ def _fields(configuration: Configuration) -> dict[str, Any]:
     labels["exchange"] = run.exchange or "simulated"
     if config is None:
         return labels | {"variant": configuration.variant}
-    return labels | flat(config.model_dump(mode="json", exclude=NOT_SAID | {"checkpoint": True}))
+    unsaid = NOT_SAID | {"checkpoint": True, "train": {"execution"}}  # they decide no score
+    return labels | flat(config.model_dump(mode="json", exclude=unsaid))
 
 
 def _changed(configuration: Configuration) -> Sequence[str]:
