@@ -50,6 +50,20 @@ def convolutional() -> nn.Module:
     )
 
 
+def normed() -> nn.Module:
+    """A norm over the batch and one over the features of an image."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.LayerNorm(8),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
+
+
 class Tied(nn.Module):
     """One weight used twice, and two layers that share a parameter."""
 
