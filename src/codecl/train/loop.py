@@ -99,7 +99,8 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
     heads = [sum(value.numel() for value in head.values()) for head in setup.heads]
     norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.roles.first)
     bases = setup.method.free(state.memory, setup.roles.layers)
-    free = {name: sum(basis.shape[1] for basis in groups) for name, groups in bases.items()}
+    free = {layer.name: layer.inputs * layer.groups for layer in setup.roles.layers}
+    free |= {name: sum(basis.shape[1] for basis in groups) for name, groups in bases.items()}
     trained, own = counts(state.directions, FREE), counts(state.directions, OWN)
     return TaskOpened(
         task=data.index,
@@ -112,7 +113,7 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
         kept=kept_size(setup, data, own),
         body=body_size(setup),
         itemsize=data.dtype.itemsize,
-        free=plan.free | free,
+        free=free,
         trained=trained or None,
         own=own or None,
         factored=sorted(agents.factored),
