@@ -165,28 +165,10 @@ def build_setup(
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
     )
     start = State(values, (), {})
-    _check_directions(setup)
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
         setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
     return setup, start
-
-
-def _check_directions(setup: Setup) -> None:
-    """Directions are chosen by a method that has a core space only."""
-    asked = {
-        "own.directions": setup.own.directions or None,
-        "own.share": setup.own.share,
-        "free.directions": setup.free.directions,
-    }
-    for field, value in asked.items():
-        if value is not None and not setup.method.grows:
-            raise ConfigError(
-                f"{field}: it is {value}, but {type(setup.method).__name__} has no core space to choose directions by;"
-                " leave it out, or take codec or codec-full"
-            )
-    if setup.free.first_task and setup.free.directions is None:
-        raise ConfigError("free.first_task: it needs free.directions, the number of directions to choose")
 
 
 def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:
