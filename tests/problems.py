@@ -64,6 +64,12 @@ def normed() -> nn.Module:
     )
 
 
+def pooled(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """For a config to name, as `tests.problems:pooled`: of images of the quickstart, with a norm."""
+    inner = nn.Linear(49, 16), nn.BatchNorm1d(16), nn.Tanh()
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), *inner, nn.Linear(16, classes))
+
+
 class Tied(nn.Module):
     """One weight used twice, and two layers that share a parameter."""
 

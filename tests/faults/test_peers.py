@@ -250,8 +250,9 @@ def check_own_directions(
     fault: Callable[[LocalFleet], set[str]], rules: PeersConfig, epochs: int, folder: Path
 ) -> None:
     """Whoever is left holds the same model, with directions of its own for every task after the first."""
-    fields = {"agents": 3, "seed": 1, "method": {"name": "codec"}, "own": {"directions": 2}}
-    settings = resolve(preset("quickstart"), {**fields, "data": {"tasks": TASKS}, "train": {"epochs": epochs}})
+    fields = {"agents": 3, "seed": 1, "method": {"name": "codec"}, "model": {"name": "tests.problems:pooled"}}
+    settings = {"own": {"directions": 2}, "norms": "own", "data": {"tasks": TASKS}, "train": {"epochs": epochs}}
+    settings = resolve(preset("quickstart"), fields | settings)
     with LocalFleet(settings, rules, folder) as fleet:
         expected = fault(fleet)
         codes = fleet.finished(500)

@@ -100,20 +100,11 @@ def test_by_the_batch_no_single_image_is_classified(tmp_path, monkeypatch):
     assert alone.classes[0][0] in ten.split()
 
 
-SMALL_WITH_NORM = """
-from torch import nn
-def small(shape, classes):
-    inner = nn.Linear(49, 12), nn.BatchNorm1d(12), nn.Tanh()
-    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), *inner, nn.Linear(12, classes))
-"""
-
-
 @pytest.mark.parametrize("method", ["codec", "codec-full"])
 def test_a_task_with_directions_and_norms_of_its_own_is_loaded_as_it_was_scored(method, tmp_path):
-    (tmp_path / "mine.py").write_text(SMALL_WITH_NORM)
     changes = {
         "method": {"name": method},
-        "model": {"name": f"{tmp_path / 'mine.py'}:small"},
+        "model": {"name": "tests.problems:pooled"},
         "data": {"tasks": 3},
         "own": {"directions": 2},
         "norms": "own",
