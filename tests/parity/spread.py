@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ewc": {"method": "d-ewc"},
 }
 ONE_WAY = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (2, 0), (1, 4))
+FIRST = {"directions": 4, "first_task": True}
 CASES: dict[str, Mapping[str, Any]] = {
     **{
         f"{kind} {name}": {**METHODS[kind], "agents": 8, "topology": name}
@@ -42,10 +43,15 @@ CASES: dict[str, Mapping[str, Any]] = {
     "own norms": {"agents": 5, "topology": "ring", "own": {"directions": 2}, "norms": "own"},
     "own share": {"agents": 5, "topology": "star", "own": {"share": 0.2}, "free": {"directions": 4}, **METHODS["all"]},
     "own four": {"agents": 4, "topology": "ring", "own": {"directions": 2}, "norms": "own", **METHODS["one"]},
-    "own four all": {"agents": 4, "topology": "complete", "own": {"directions": 2}, "free": {"directions": 4}}
-    | METHODS["all"],
+    "own four all": {"agents": 4, "topology": "complete", "own": {"directions": 2}, "free": FIRST, **METHODS["all"]},
 }
-OPENINGS = {case: [1] if {"own", "free"} & set(fields) else [] for case, fields in CASES.items()}  # of two tasks
+
+
+def openings(case: str) -> list[int]:
+    """Of two tasks, the stages in which directions are chosen."""
+    if CASES[case].get("free") == FIRST:
+        return [0, 2]
+    return [1] if "own" in CASES[case] else []
 
 
 def with_norm() -> nn.Module:
@@ -98,8 +104,8 @@ def story_of_peer(case: str, folder: Path, agent: int) -> dict[str, Any]:
 
     def meet(graph, dtype, device):
         node = Node(graph, dtype, device, peer.identity_of(member), PeersConfig(deadline=None, silence=60, meet=60))
-        history = History(bytes(32), (), OPENINGS[case])
-        node.open(history, 2 + len(OPENINGS[case]), 1 << 24, partial(peer.connect, member))
+        history = History(bytes(32), (), openings(case))
+        node.open(history, 2 + len(openings(case)), 1 << 24, partial(peer.connect, member))
         node.meet()
         opened.append(node)
         return node

@@ -10,7 +10,7 @@ from codecl.exchange import topology
 from codecl.exchange.cluster import blocks
 from codecl.runs.config import validate
 from tests.launching import PYTHON, run, variables
-from tests.parity.spread import CASES, OPENINGS, story
+from tests.parity.spread import CASES, openings, story
 from tests.problems import config, furthest
 
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
@@ -113,7 +113,7 @@ def test_everyone_holds_what_was_flooded(ranks):
         assert all(rank == digests[0] for rank in digests)
         floods = [fact for fact in found[0]["facts"] if fact["kind"] in ("flood", "directions")]
         assert len(set(digests[0])) == len(floods) + 1  # one each, and none
-        assert len(floods) == 2 + len(OPENINGS[case])
+        assert len(floods) == 2 + len(openings(case))
         for rank in found:
             for ours, first, theirs in zip(rank["flooded"], found[0]["flooded"], expected["flooded"], strict=True):
                 for part in ("weights", "memory"):
