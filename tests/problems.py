@@ -50,6 +50,26 @@ def convolutional() -> nn.Module:
     )
 
 
+def normed() -> nn.Module:
+    """A norm over the batch and one over the features of an image."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.LayerNorm(8),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
+
+
+def pooled(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """For a config to name, as `tests.problems:pooled`: of images of the quickstart, with a norm."""
+    inner = nn.Linear(49, 16), nn.BatchNorm1d(16), nn.Tanh()
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), *inner, nn.Linear(16, classes))
+
+
 class Tied(nn.Module):
     """One weight used twice, and two layers that share a parameter."""
 

@@ -20,19 +20,27 @@ from tests.problems import tasks
 MORE = {**SETTINGS, "train": {"epochs": 3, **TRAIN}}
 
 
-@pytest.mark.parametrize("method", ["codec", "codec-full", "d-ewc", "stl"])
-def test_tasks_added_one_by_one_end_as_tasks_from_the_start(method, tmp_path):
-    stream = tasks(3)
-    whole = codecl.fit(module(), stream, method=method, out=tmp_path / "whole", **MORE)
-    first = codecl.fit(module(), stream[:1], method=method, out=tmp_path / "parts", **MORE)
-    two = codecl.fit(module(), stream[:2], method=method, out=tmp_path / "parts", after=first, **MORE)
-    three = codecl.fit(module(), stream, method=method, out=tmp_path / "parts", after=two.folder, **MORE)
+OWN = {"own": {"directions": 2}, "norms": "own"}
+SHARE = {"own": {"share": 0.3}, "free": {"directions": 5, "first_task": True}}
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("codec", {}), ("codec-full", {}), ("d-ewc", {}), ("stl", {}), ("codec", OWN), ("codec-full", SHARE)],
+    ids=["codec", "codec-full", "d-ewc", "stl", "own directions", "a share of the body"],
+)
+def test_tasks_added_one_by_one_end_as_tasks_from_the_start(method, more, tmp_path):
+    stream, settings = tasks(3), {"method": method, **MORE, **more}
+    whole = codecl.fit(module(), stream, out=tmp_path / "whole", **settings)
+    first = codecl.fit(module(), stream[:1], out=tmp_path / "parts", **settings)
+    two = codecl.fit(module(), stream[:2], out=tmp_path / "parts", after=first, **settings)
+    three = codecl.fit(module(), stream, out=tmp_path / "parts", after=two.folder, **settings)
     same(numbers(three.folder), numbers(whole.folder))
     assert three.folder.relative_to(tmp_path / "parts") == whole.folder.relative_to(tmp_path / "whole")
     assert len(first.metrics["accuracy_matrix"]) == 1  # and the runs before are as they were
     trained = [json.loads(line)["kind"] for line in (three.folder / "events.jsonl").read_text().splitlines()]
     assert trained.count("run") == 1
-    again = codecl.fit(module(), stream, method=method, out=tmp_path / "parts", after=two, **MORE)
+    again = codecl.fit(module(), stream, out=tmp_path / "parts", after=two, **settings)
     assert not again.trained
 
 

@@ -209,6 +209,87 @@ def test_what_is_not_disturbed_is_complete(topology, tmp_path, tmp_path_factory)
     assert [one["acc"] for one in found.metrics.values()] == [pytest.approx(expected, abs=1)] * 8
 
 
+# tasks with directions of their own: each opens with a commit
+
+
+PATIENT = PeersConfig(deadline=1.0, silence=60, meet=60)  # nobody is counted out while all stand still
+
+
+def inside_the_last_task(fleet: LocalFleet) -> set[str]:
+    """One is killed after the directions of the task were chosen, and is back while the others are still in it."""
+    fleet.until(2, "epoch", 2, 0)
+    for other in (0, 1):
+        fleet.signal(other, signal.SIGSTOP)
+    fleet.signal(2, signal.SIGKILL)
+    fleet.start(2)
+    fleet.until(2, "member", None)  # that it restarted
+    for other in (0, 1):
+        fleet.signal(other, signal.SIGCONT)
+    return {"restarted", "joined"}
+
+
+def before_it_opened(fleet: LocalFleet) -> set[str]:
+    """One is killed in the first task, and started again in the second: others have its directions."""
+    fleet.until(2, "epoch", 0, 2)
+    fleet.signal(2, signal.SIGKILL)
+    fleet.until(0, "epoch", 1, 0)
+    fleet.start(2)
+    return {"restarted", "joined", "dead"}
+
+
+def the_one_that_chooses(fleet: LocalFleet) -> set[str]:
+    """The agent that should choose the directions of the second task is killed before it can."""
+    first, second = (choose(fleet.config.seed, task, fleet.config.agents) for task in (0, 1))
+    assert first != second
+    fleet.until(second, "agree", 0)
+    fleet.signal(second, signal.SIGKILL)
+    return {"dead", "gone"}
+
+
+def check_own_directions(
+    fault: Callable[[LocalFleet], set[str]], rules: PeersConfig, epochs: int, folder: Path
+) -> None:
+    """Whoever is left holds the same model, with directions of its own for every task after the first."""
+    fields = {"agents": 3, "seed": 1, "method": {"name": "codec"}, "model": {"name": "tests.problems:pooled"}}
+    settings = {"own": {"directions": 2}, "norms": "own", "data": {"tasks": TASKS}, "train": {"epochs": epochs}}
+    settings = resolve(preset("quickstart"), fields | settings)
+    with LocalFleet(settings, rules, folder) as fleet:
+        expected = fault(fleet)
+        codes = fleet.finished(500)
+        logs = {agent: fleet.log(agent) for agent in codes}
+        assert set(codes.values()) == {4}, logs
+        assert not any("Traceback" in log for log in logs.values()), logs
+        states = {event["state"] for agent in codes for event in fleet.events(agent) if event["kind"] == "member"}
+        assert states >= expected, states
+        kept = [
+            [load_file(fleet.run_folder(agent) / "model" / f"task-{task}.safetensors") for task in range(1, TASKS + 1)]
+            for agent in codes
+        ]
+        bodies = [load_file(fleet.run_folder(agent) / "model" / "body.safetensors") for agent in codes]
+        scores = [fleet.metrics(agent)["acc"] for agent in codes]
+        opened = [[e for e in fleet.events(agent) if e["kind"] == "task"][-1] for agent in codes]
+    assert len({exchange.digest(body) for body in bodies}) == 1
+    for models in zip(*kept, strict=True):
+        assert len({exchange.digest(model) for model in models}) == 1
+    directions = [{name for name in model if name.startswith("directions/")} for model in kept[0]]
+    assert [len(names) > 0 for names in directions] == [False] + [True] * (TASKS - 1)
+    assert {event["kept"] for event in opened} == {sum(value.numel() for value in kept[0][-1].values())}
+    whole = api.run(settings, out=folder / "undisturbed", device="cpu").metrics["acc"]
+    assert min(scores) > whole - 8, (whole, scores)  # of three, one has a third of the images
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_who_joins_again_inside_a_task_has_the_directions_of_all_tasks(tmp_path):
+    check_own_directions(inside_the_last_task, PATIENT, 5, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [before_it_opened, the_one_that_chooses])
+def test_a_fleet_with_own_directions_survives_at_length(fault, tmp_path):
+    check_own_directions(fault, RULES, EPOCHS, tmp_path)
+
+
 if __name__ == "__main__":
     base, *wanted = sys.argv[1:]
     if base == "agent":

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import codecl
+from codecl import exchange
 from codecl.errors import ConfigError, RunFailed
 from codecl.runs import checkpoint
 from codecl.runs.checkpoint import CheckpointConfig
@@ -81,6 +82,36 @@ def test_stopped_at_any_event_it_ends_the_same(method, whole, tmp_path):
         shutil.rmtree(tmp_path, ignore_errors=True)
         stopped_at(moment, tmp_path, method)
         same(numbers(run(tmp_path, method).folder), whole[method])
+
+
+OWN = {"own": {"directions": 2}, "free": {"directions": 6}, "norms": "own"}
+
+
+@pytest.fixture(scope="module")
+def whole_own(tmp_path_factory):
+    """What a run that never stops ends with, where its tasks have directions and norms of their own."""
+    return numbers(run(tmp_path_factory.mktemp("whole"), **OWN).folder)
+
+
+@pytest.mark.parametrize(
+    ("moment", "last"), [(22, "directions"), (23, "task"), (26, "task"), (33, "epoch"), (42, "flood"), (43, "eval")]
+)
+def test_stopped_in_a_task_with_directions_of_its_own_it_ends_the_same(moment, last, whole_own, tmp_path):
+    folder = stopped_at(moment, tmp_path, every=1, **OWN)
+    *_, seen, _ = (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines())
+    assert (seen["kind"], seen["task"]) == (last, 1)
+    same(numbers(run(tmp_path, **OWN).folder), whole_own)
+    assert [event["task"] for event in whole_own[1] if event["kind"] == "directions"] == [1, 2]
+
+
+def test_a_checkpoint_holds_the_directions_of_the_open_task(tmp_path):
+    folder = stopped_at(33, tmp_path, every=1, **OWN)
+    point = checkpoint.latest(folder / "checkpoint", CPU)
+    assert point.position.epoch == 2
+    assert {name.split("/")[0] for name in point.state.directions} == {"own", "free"}
+    chosen = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    (digest,) = [event["digest"] for event in chosen if event["kind"] == "directions"]
+    assert exchange.digest(point.state.directions) == digest  # bit for bit what was flooded
 
 
 def test_stopped_again_and_again(whole, tmp_path):

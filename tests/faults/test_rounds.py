@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -99,6 +100,26 @@ def missed(node: Node) -> set[tuple[int, int]]:
 
 def mixing(graph: Topology) -> torch.Tensor:
     return torch.from_numpy(graph.mixing)
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["a task that is one stage", "a task that opens first"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["near", "far ahead"])
+def test_a_start_is_over_when_others_are_far_in_training_and_not_when_they_opened_the_task(opens, ahead):
+    graph = topology.build(TopologyConfig(name="ring"), 4, 0)
+    identity = NodeIdentity(0, "f", lambda data: b"", lambda *_: True)
+    node = Node(graph, torch.float64, CPU, identity, PeersConfig(deadline=1, silence=30, meet=0.5))
+    node.open(History(bytes(32), (), [0] if opens else []), 2, 1 << 16, Air(lambda *_: False).links)
+    at = Position(int(opens), node.max_ahead + ahead)
+    node.receive(
+        3,
+        frames.encode(
+            FrameKind.BEAT, fleet="f", sender=3, commit=bytes(32), **at._asdict(), **node.membership.fields()
+        ),
+    )
+    began = time.monotonic()
+    node.meet()
+    assert (time.monotonic() - began < 0.5) == ahead
+    node.close()
 
 
 def test_with_nobody_missing_a_round_is_a_product_with_the_mixing_matrix():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.problems import Tied, config, convolutional, furthest, perceptron, tasks, trajectory
+from tests.problems import Tied, config, convolutional, furthest, normed, perceptron, tasks, trajectory
 
 
 @pytest.mark.parametrize("model", [perceptron, convolutional, Tied])
@@ -28,4 +28,26 @@ def test_momentum_in_coordinates_is_momentum_on_projected_gradients(order):
     runs = [list(trajectory(module, tasks(), config(method=m, **common))) for m in ("codec", "codec-full")]
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-9
     plain = trajectory(module, tasks(), config(train={"order": order, "lr": 0.01}))
+    assert max(furthest(a, b) for a, b in zip(plain, runs[0], strict=True)) > 1e-6
+
+
+@pytest.mark.parametrize("model", [perceptron, convolutional, normed, Tied])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"own": {"directions": 2}, "norms": "own"},
+        {"own": {"share": 0.2}, "growth": {"subspace_from": "all"}},
+        {
+            "own": {"directions": 2},
+            "free": {"directions": 3, "first_task": True},
+            "train": {"momentum": 0.9, "lr": 0.01},
+        },
+    ],
+    ids=["own", "a share, from all", "own and free, with momentum"],
+)
+def test_nothing_is_lost_in_chosen_directions_either(model, fields):
+    module = model()
+    runs = [list(trajectory(module, tasks(), config(method=m, **fields))) for m in ("codec", "codec-full")]
+    assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-9
+    plain = trajectory(module, tasks(), config(train=fields.get("train", {}), growth=fields.get("growth", {})))
     assert max(furthest(a, b) for a, b in zip(plain, runs[0], strict=True)) > 1e-6

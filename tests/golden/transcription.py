@@ -5,10 +5,15 @@ new basis from the SVD of the residual. Taken from the package: the data, the mi
 the number of agreement rounds. Amendments: x̂₀ = x₀ (as printed, x̂ lags for ever); the square in Algorithm 2, line 5; a
 task ends as the design says (agents agree, then take over agent p's model).
 
+Beyond the paper, where the config says so: a task's own directions D inside the core, with U that is the task's alone
+(the model is V + U Dᵀ, V the body that all tasks share); the free directions with most energy in the place of O; norms
+that each task has for itself.
+
 Weights are [outputs, inputs] where the paper has [inputs, outputs], so products with M and O stand on the right.
 """
 
 import copy
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +25,7 @@ from codecl.seeding import choose
 from codecl.train.state import Setup
 
 Weights = dict[str, Tensor]
+Matrices = dict[str, list[Tensor]]  # of each layer, one a group
 
 
 def matrices(module: nn.Module, name: str, weights: Weights) -> list[Tensor]:
@@ -82,6 +88,35 @@ def complement(memory: Tensor) -> Tensor:
     return u[:, memory.shape[1] :]
 
 
+def leading(matrix: Tensor, count: int) -> Tensor:
+    """The directions in which most of these columns' energy lies."""
+    return torch.linalg.svd(matrix)[0][:, :count]
+
+
+def whole(module: nn.Module, layers: list[str], x: Weights, D: Matrices) -> Weights:
+    """The model V + U Dᵀ, where x holds V under the names of weights, and each U."""
+    out = {name: value for name, value in x.items() if not name.startswith("U ")}
+    for name in layers:
+        pairs = enumerate(zip(matrices(module, name, x), D[name], strict=True))
+        out.update(put(module, name, [v + x[f"U {name} {k}"] @ d.T for k, (v, d) in pairs]))
+    return out
+
+
+def directions(setup: Setup, task: int, O: Matrices, R: Matrices) -> tuple[Matrices, Matrices]:  # noqa: E741
+    """(D, F): a task's own directions inside the core, P = I - O Oᵀ, and those of O in which it trains, chosen by its
+    inputs R at the start."""
+    D, F = {}, {}
+    for name in O:
+        P = [torch.eye(len(o)).double() - o @ o.T for o in O[name]]
+        sizes = [min(setup.own.directions, len(o) - len(o.T)) for o in O[name]]
+        D[name] = [leading(core @ r, size) for core, r, size in zip(P, R[name], sizes, strict=True)]
+        F[name] = O[name]
+        if setup.free.directions is not None and (task > 0 or setup.free.first_task):
+            sizes = [min(setup.free.directions, len(o.T)) for o in O[name]]
+            F[name] = [leading(o @ o.T @ r, size) for o, r, size in zip(O[name], R[name], sizes, strict=True)]
+    return D, F
+
+
 def start(setup: Setup, module: nn.Module) -> tuple[list[str], list[str], list[Weights]]:
     body = [n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     head = body.pop()
@@ -104,50 +139,68 @@ def mixed(w: Tensor, i: int, half: Weights, x: list[Weights], xhat: list[Weights
     return {k: half[k] + sum(w[i, j] * (xhat[j][k] - x[i][k]) for j in range(len(x))) for k in half}
 
 
-def algorithm_1(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], list[Weights]]]:
-    """CoDeC. Yields the losses and all agents' weights after each step."""
+def algorithm_1(
+    setup: Setup, module: nn.Module, models: list[list[Weights]] | None = None
+) -> Iterator[tuple[list[float], list[Weights]]]:
+    """CoDeC. Yields the losses and all agents' weights after each step. After each task, `models` gets the models of
+    all tasks so far."""
     module = copy.deepcopy(module).double()
     layers, head, x = start(setup, module)
     n, w = setup.topology.agents, torch.from_numpy(setup.topology.mixing)
     fresh = {name: x[0][name].clone() for name in head}
-    groups = {name: len(matrices(module, name, x[0])) for name in layers}
-    inputs = {name: matrices(module, name, x[0])[0].shape[1] for name in layers}
-    M = {name: [torch.zeros(inputs[name], 0).double()] * groups[name] for name in layers}
-    O = {name: [torch.eye(inputs[name]).double()] * groups[name] for name in layers}  # noqa: E741
+    norms = [name for name in x[0] if name not in head and name.rpartition(".")[0] not in layers]
+    inputs = {name: [len(part.T) for part in matrices(module, name, x[0])] for name in layers}
+    M = {name: [torch.zeros(count, 0).double() for count in inputs[name]] for name in layers}
+    O = {name: [torch.eye(count).double() for count in inputs[name]] for name in layers}  # noqa: E741
+    kept = []  # of each finished task: its U, head and norms, and its D
     for data in setup.tasks:
+        p = choose(setup.seed, data.index, n)  # line 17, and for what is chosen before
+        sample = data.sample(p, setup.growth.images)
         for i in range(n):
             x[i].update({name: value.clone() for name, value in fresh.items()})
+        R = {name: representation(module, name, x[p], sample) for name in layers}
+        D, F = directions(setup, data.index, O, R)
+        for i, name in itertools.product(range(n), layers):
+            for k, v in enumerate(matrices(module, name, x[i])):
+                x[i][f"U {name} {k}"] = torch.zeros(len(v), D[name][k].shape[1]).double()
         xhat = copy.deepcopy(x)
         for eta, images, labels in batches(setup, data):
             new, losses, q = [], [], []
             for i in range(n):
-                loss, g = gradient(module, x[i], images[i], labels[i])  # line 5
+                loss, g = gradient(module, whole(module, layers, x[i], D), images[i], labels[i])  # line 5
                 for name in layers:  # line 6
-                    parts = [part - part @ m @ m.T for part, m in zip(matrices(module, name, g), M[name], strict=True)]
-                    g.update(put(module, name, parts))
+                    parts = matrices(module, name, g)
+                    g.update({f"U {name} {k}": part @ D[name][k] for k, part in enumerate(parts)})
+                    parts = [part - part @ m @ m.T for part, m in zip(parts, M[name], strict=True)]
+                    g.update(put(module, name, [part @ f @ f.T for part, f in zip(parts, F[name], strict=True)]))
+                if data.index > 0 and not setup.own_norms:
+                    g.update({name: torch.zeros_like(g[name]) for name in norms})
                 half = {name: x[i][name] - eta * g[name] for name in g}  # line 7
                 new.append(mixed(w, i, half, x, xhat))  # line 8
                 q.append({name: new[i][name] - x[i][name] for name in half})  # line 9
                 losses.append(loss)
             for j in range(n):
-                c = {  # line 10: coefficients; heads have no basis
-                    name: [part @ o for part, o in zip(matrices(module, name, q[j]), O[name], strict=True)]
+                c = {  # line 10: coefficients; heads, norms and U have no basis
+                    name: [part @ f for part, f in zip(matrices(module, name, q[j]), F[name], strict=True)]
                     for name in layers
                 }
-                decoded = {name: q[j][name] for name in head}  # lines 12 and 13
+                decoded = dict(q[j])  # lines 12 and 13
                 for name in layers:
-                    decoded.update(put(module, name, [part @ o.T for part, o in zip(c[name], O[name], strict=True)]))
+                    decoded.update(put(module, name, [part @ f.T for part, f in zip(c[name], F[name], strict=True)]))
                 xhat[j] = {name: xhat[j][name] + decoded[name] for name in xhat[j]}  # line 14
             x = new
-            yield losses, x
+            yield losses, [whole(module, layers, weights, D) for weights in x]
         x = agreed(setup, x)
-        p = choose(setup.seed, data.index, n)  # line 17
-        sample = data.sample(p, setup.growth.images)
+        model = whole(module, layers, x[p], D)
         for name in layers:  # lines 19-21
-            rs = representation(module, name, x[p], sample)
+            rs = representation(module, name, model, sample)
             M[name] = [gpm(m, r, setup.growth.at(data.index)) for m, r in zip(M[name], rs, strict=True)]
             O[name] = [complement(m) for m in M[name]]
-        x = [copy.deepcopy(x[p]) for _ in range(n)]  # line 22
+        own = {*head, *(norms if setup.own_norms else ())} | {name for name in x[p] if name.startswith("U ")}
+        kept.append(({name: x[p][name] for name in own}, D))
+        x = [{k: v.clone() for k, v in x[p].items() if not k.startswith("U ")} for _ in range(n)]  # line 22
+        if models is not None:
+            models.append([whole(module, layers, {**x[0], **mine}, its_D) for mine, its_D in kept])
 
 
 def algorithm_2(setup: Setup, module: nn.Module) -> Iterator[tuple[list[float], list[Weights]]]:

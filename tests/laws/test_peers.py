@@ -5,10 +5,13 @@ import hashlib
 import itertools
 import json
 import random
+import tempfile
 import time
 import tracemalloc
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -530,6 +533,153 @@ def test_of_old_commits_only_heads_are_kept():
     assert [set(one.tensors) for one in ours.commits] == [{"head"}, {"head"}, {"w", "head"}]
     assert [one.is_complete for one in ours.commits] == [False, False, True]
     assert all(checked(one) is one for one in ours.commits)
+
+
+# commits, where tasks open with one
+
+
+class Stages(NamedTuple):
+    """Of tasks of which some open with a commit of their own: which those are, and all commits whole."""
+
+    openings: list[int]
+    commits: list[Commit]
+
+    def history(self):
+        return History(START, {"head", "own"}, self.openings)
+
+    def past(self, stages=None):
+        """A history that took the first of them."""
+        out = self.history()
+        for one in self.commits[:stages]:
+            assert out.take(one) == 0
+        return out
+
+
+def left(number, opens):
+    """What a stage leaves: directions, own and free; or the body, the head, and coordinates of the own directions."""
+    names = ("own", "free") if opens else ("w", "head", "own")
+    return {name: torch.full((2,), 10.0 * number + place) for place, name in enumerate(names)}
+
+
+@st.composite
+def stages(draw, min_tasks=1):
+    opens = [draw(st.booleans()) for _ in range(draw(st.integers(min_tasks, 4)))]
+    kinds = [kind for first in opens for kind in ([True, False] if first else [False])]
+    kinds = kinds[: len(kinds) - draw(st.integers(0, int(opens[-1])))]  # the last task may be open
+    commits, before = [], START
+    for number, kind in enumerate(kinds):
+        commits.append(commit(number, 0, {0, 1}, before, left(number, kind)))
+        before = commits[-1].id
+    return Stages([number for number, kind in enumerate(kinds) if kind], commits)
+
+
+def state_of(case):
+    """The body, what each finished task keeps, and the directions of the open one: as a peer makes its state."""
+    body, kept, directions = None, [], {}
+    for number, one in enumerate(case.commits):
+        if number in case.openings:
+            directions = bits(one.tensors)
+        else:
+            tensors = bits(one.tensors)
+            body = tensors.get("w")
+            kept.append((tensors["head"], tensors["own"], directions.get("own")))
+            directions = {}
+    return body, kept, directions
+
+
+@given(stages())
+def test_all_is_kept_of_the_newest_end_and_the_opening_after_it(case):
+    ours = case.past()
+    ends = [number for number in range(len(case.commits)) if number not in case.openings]
+    for number, one in enumerate(ours.commits):
+        whole = case.commits[number].tensors
+        assert set(one.tensors) == (set(whole) if number >= max(ends, default=0) else set(whole) & {"head", "own"})
+        assert checked(one) is one
+    assert ours.is_complete
+    assert ours.held == ours.ids
+    assert state_of(ours) == state_of(case)
+
+
+@given(stages(), st.data())
+def test_who_was_away_gets_the_state_of_those_who_went_on(case, data):
+    """From whatever it had, however far whoever answers first has gone, and where the answer breaks off."""
+    full = case.past()
+    ours = case.past(data.draw(st.integers(0, len(case.commits))))
+    answer = full.lacking(ours.held)
+    assert [one.id for one in answer] == full.ids[len(ours.ids) :]
+    for one in answer[: data.draw(st.integers(0, len(answer)))]:
+        assert ours.take(one) == 0
+    for _ in range(2):  # it asks again, and again
+        for one in full.lacking(ours.held):
+            ours.take(one)
+    assert ours.ids == full.ids
+    assert ours.is_complete
+    assert state_of(ours) == state_of(case)
+    assert full.lacking(ours.held) == []
+
+
+def in_part(one):
+    return one._replace(tensors={name: value for name, value in one.tensors.items() if name in ("head", "own")})
+
+
+@given(stages(), st.data())
+def test_what_came_in_part_and_is_needed_is_asked_for_and_completed_in_its_place(case, data):
+    """The end of a task may come in part from one that is further on, and an opening stand after it already."""
+    whole, ours = case.past(), case.history()
+    parts = data.draw(st.lists(st.booleans(), min_size=len(case.commits), max_size=len(case.commits)))
+    for one, part in zip(case.commits, parts, strict=True):
+        assert ours.take(in_part(one) if part else one) == 0
+    ids, first = ours.ids, max((n for n in range(len(parts)) if n not in case.openings), default=0)
+    lacking = [number for number in range(first, len(parts)) if parts[number]]
+    assert ours.is_complete == (not lacking)
+    assert ours.held == ids[: min(lacking, default=len(parts)) + 1]
+    for number, one in enumerate(case.commits):
+        assert ours.is_completed_by(one) == ours.accepts(one) == (number in lacking)
+        assert not ours.is_completed_by(in_part(one))
+    for one in whole.lacking(ours.held):
+        ours.add_candidate(one)
+    assert {one.id for one in ours.candidates} == {case.commits[number].id for number in lacking}
+    for one in data.draw(st.permutations(ours.candidates)):
+        assert ours.take(one) == 0
+        assert ours.ids == ids  # nothing that came after it is lost
+    assert ours.is_complete
+    assert ours.candidates == []
+    assert state_of(ours) == state_of(case)
+
+
+@given(stages(), st.data())
+def test_the_commit_of_the_larger_part_replaces_an_opening_or_an_end_and_all_after_it(case, data):
+    ours = case.past()
+    stage = data.draw(st.integers(0, len(case.commits) - 1))
+    other = commit(stage, 2, {2, 3, 4}, ours.ids[stage], left(100 + stage, stage in case.openings))
+    assert ours.is_replaced_by(other)
+    assert ours.take(other) == len(case.commits) - stage
+    assert ours.ids == [*case.past(stage).ids, other.id]
+    assert state_of(ours)[2] == (bits(other.tensors) if stage in case.openings else {})
+    theirs = case.past(stage)
+    theirs.take(other)
+    for one in theirs.lacking(ours.held):  # the end before an opening was kept in part only, and is needed again
+        ours.take(one)
+    assert ours.is_complete
+    assert state_of(ours) == state_of(theirs)
+
+
+@given(stages(), st.data())
+def test_what_is_loaded_again_makes_a_state_whatever_was_damaged(case, data):
+    ours, again = case.past(), case.history()
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save(Path(folder))
+        damaged = data.draw(st.none() | st.integers(1, len(case.commits)))
+        if damaged:
+            (Path(folder) / f"{damaged}.safetensors").write_bytes(b"no tensors")
+        again.load(Path(folder), FLEET, AGENTS, check)
+    assert again.is_complete
+    assert again.ids == ours.ids[: len(again.ids)]
+    if damaged is None:
+        assert again.ids == ours.ids
+        assert state_of(again) == state_of(case)
+    else:
+        assert len(again.commits) < damaged
 
 
 # small things

@@ -17,7 +17,7 @@ from codecl.exchange import Simulated
 from codecl.exchange.cluster.ranks import joined
 from codecl.runs.build import BuildExchange
 from codecl.train.loop import train
-from tests.problems import CPU, build, config, convolutional, tasks
+from tests.problems import CPU, build, config, convolutional, normed, tasks
 
 METHODS: dict[str, dict[str, Any]] = {
     "one": {"method": "codec"},
@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ewc": {"method": "d-ewc"},
 }
 ONE_WAY = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (2, 0), (1, 4))
+FIRST = {"directions": 4, "first_task": True}
 CASES: dict[str, Mapping[str, Any]] = {
     **{
         f"{kind} {name}": {**METHODS[kind], "agents": 8, "topology": name}
@@ -38,17 +39,32 @@ CASES: dict[str, Mapping[str, Any]] = {
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
+    "own eight": {"agents": 8, "topology": "ring", "own": {"directions": 2}, **METHODS["all"]},
+    "own norms": {"agents": 5, "topology": "ring", "own": {"directions": 2}, "norms": "own"},
+    "own share": {"agents": 5, "topology": "star", "own": {"share": 0.2}, "free": {"directions": 4}, **METHODS["all"]},
+    "own four": {"agents": 4, "topology": "ring", "own": {"directions": 2}, "norms": "own", **METHODS["one"]},
+    "own four all": {"agents": 4, "topology": "complete", "own": {"directions": 2}, "free": FIRST, **METHODS["all"]},
 }
 
 
-def normed() -> nn.Module:
+def openings(case: str) -> list[int]:
+    """Of two tasks, the stages in which directions are chosen."""
+    if CASES[case].get("free") == FIRST:
+        return [0, 2]
+    return [1] if "own" in CASES[case] else []
+
+
+def with_norm() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+
+MODELS = {"norms": with_norm, "own norms": normed, "own four": normed}
 
 
 def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:
     """All parameters of the agents here after every step, every recorded fact, and what was flooded."""
     torch.manual_seed(0)
-    module = normed() if case == "norms" else convolutional()
+    module = MODELS.get(case, convolutional)()
     settings = config(**{**CASES[case], "train": {"batch_size": 3, **CASES[case].get("train", {})}})
     setup, state = build(module, tasks(2), settings, exchange)
     steps, facts, flooded = [], [], []
@@ -59,9 +75,11 @@ def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:
             steps.append([layout.parameters(row.clone()) for row in event.coords_AD])
             continue
         if event.kind == "flood":
-            done = event.state
-            weights = {**done.parameters, **done.kept[-1].parameters, **done.kept[-1].statistics}
-            flooded.append({"weights": weights, "memory": dict(done.memory)})
+            done, kept = event.state, event.state.kept[-1]
+            body = {f"body/{name}": value for name, value in done.parameters.items()}
+            weights = {**body, **kept.model(setup.roles.layers, done.parameters), **kept.statistics}
+            own = {f"own/{name}": basis for name, basis in kept.directions.items()}
+            flooded.append({"weights": weights, "memory": {**done.memory, **own}})
         facts.append(event.record())
     return {"agents": list(setup.exchange.agents), "steps": steps, "facts": facts, "flooded": flooded}
 
@@ -86,7 +104,8 @@ def story_of_peer(case: str, folder: Path, agent: int) -> dict[str, Any]:
 
     def meet(graph, dtype, device):
         node = Node(graph, dtype, device, peer.identity_of(member), PeersConfig(deadline=None, silence=60, meet=60))
-        node.open(History(bytes(32), ()), 2, 1 << 24, partial(peer.connect, member))
+        history = History(bytes(32), (), openings(case))
+        node.open(history, 2 + len(openings(case)), 1 << 24, partial(peer.connect, member))
         node.meet()
         opened.append(node)
         return node

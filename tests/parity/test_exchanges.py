@@ -10,13 +10,17 @@ from codecl.exchange import topology
 from codecl.exchange.cluster import blocks
 from codecl.runs.config import validate
 from tests.launching import PYTHON, run, variables
-from tests.parity.spread import CASES, story
+from tests.parity.spread import CASES, openings, story
 from tests.problems import config, furthest
 
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
 RANKS = {1: EIGHT, 2: EIGHT, 3: FIVE, 4: EIGHT, 8: EIGHT}
-PEERS = {4: ["four", "four all"], 5: ["one way", "combine", "random"], 8: ["one ring", "all torus"]}
+PEERS = {
+    4: ["four", "four all", "own four", "own four all"],
+    5: ["one way", "combine", "random"],
+    8: ["one ring", "all torus"],
+}
 simulated = cache(story)
 
 
@@ -107,7 +111,9 @@ def test_everyone_holds_what_was_flooded(ranks):
     for case, found, expected in cases(ranks):
         digests = [[fact.get("digest") for fact in rank["facts"]] for rank in found]
         assert all(rank == digests[0] for rank in digests)
-        assert len(set(digests[0])) == 3  # one a task, and none
+        floods = [fact for fact in found[0]["facts"] if fact["kind"] in ("flood", "directions")]
+        assert len(set(digests[0])) == len(floods) + 1  # one each, and none
+        assert len(floods) == 2 + len(openings(case))
         for rank in found:
             for ours, first, theirs in zip(rank["flooded"], found[0]["flooded"], expected["flooded"], strict=True):
                 for part in ("weights", "memory"):

@@ -15,7 +15,7 @@ from codecl.data.task import TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
 from codecl.runs.model import _read, predict
-from codecl.runs.reader import read_tasks
+from codecl.runs.reader import read_layers, read_tasks
 from tests.cli.test_cli import failed
 from tests.data.canonical import arrays
 from tests.space.test_norms import normed
@@ -98,6 +98,40 @@ def test_by_the_batch_no_single_image_is_classified(tmp_path, monkeypatch):
     assert both[1] == alone
     ten = "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle"
     assert alone.classes[0][0] in ten.split()
+
+
+@pytest.mark.parametrize("method", ["codec", "codec-full"])
+def test_a_task_with_directions_and_norms_of_its_own_is_loaded_as_it_was_scored(method, tmp_path):
+    changes = {
+        "method": {"name": method},
+        "model": {"name": "tests.problems:pooled"},
+        "data": {"tasks": 3},
+        "own": {"directions": 2},
+        "norms": "own",
+        "train": {"epochs": 1, "batch_size": 20, "norm_statistics": "task"},
+    }
+    states = []
+    result = run(
+        resolve(preset("quickstart"), changes),
+        out=tmp_path,
+        on_event=lambda event: states.append(event.state) if event.kind == "eval" else None,
+    )
+    layers = [layer.name for layer in read_layers(result.folder, states[-1].parameters)]
+    assert layers == ["2"]
+    for number, task in enumerate(STREAMS["quickstart"]()[:3]):
+        images, labels = task.test
+        model = codecl.load(result.folder, number)
+        with torch.no_grad():
+            logits = model(images.float() / 255)
+        score = 100 * (logits.argmax(1) == labels).double().mean().item()
+        assert score == pytest.approx(result.metrics["accuracy_matrix"][-1][number])
+        kept, loaded = states[-1].kept[number], dict(model.named_parameters())
+        expected = kept.model(read_layers(result.folder, states[-1].parameters), states[-1].parameters)
+        assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+        assert bool(kept.directions) == (number > 0)
+        Image.fromarray(images[7, 0].numpy()).save(tmp_path / "7.png")
+        (alone,) = predict(result.folder, str(number + 1), [tmp_path / "7.png"], top=10)
+        assert alone.classes[0][1] == pytest.approx(logits[7].softmax(0).max().item(), abs=1e-5)
 
 
 def test_images_of_the_original_size_are_padded_as_in_training(tmp_path, monkeypatch):

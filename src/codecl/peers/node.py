@@ -395,9 +395,11 @@ class Node:
     def meet(self) -> None:
         """Until all agents were heard of, and all neighbours are linked; or until it has taken too long."""
         with self._changed:
+            stage = self.position.stage
+            trained = stage + (stage in self.history.openings)  # who opens a task may be in it before we are met
+            late = Position(trained, self.max_ahead)
             for waited in self._ticks():
                 everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
-                late = Position(self.position.stage, self.max_ahead)
                 under_way = any(status.position > late for status in self.status.values())
                 if everybody or under_way or waited >= self.rules.meet:
                     break

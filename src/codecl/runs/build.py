@@ -165,25 +165,10 @@ def build_setup(
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
     )
     start = State(values, (), {})
-    _check_directions(config, setup.method.grows)
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
         setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
     return setup, start
-
-
-def _check_directions(config: RunConfig, grows: bool) -> None:
-    """Only a method with a core space can choose directions."""
-    own, free = config.own, config.free
-    asked = {"own.directions": own.directions or None, "own.share": own.share, "free.directions": free.directions}
-    for field, value in asked.items():
-        if value is not None and not grows:
-            raise ConfigError(
-                f"{field}: it is {value}, but {config.method.name} has no core space to choose directions by; leave it"
-                " out, or take codec or codec-full"
-            )
-    if free.first_task and free.directions is None:
-        raise ConfigError("free.first_task: it needs free.directions, the number of directions to choose")
 
 
 def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:

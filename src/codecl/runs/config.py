@@ -22,6 +22,7 @@ from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
 from codecl.runs import yamlfile
 from codecl.runs.checkpoint import CheckpointConfig
+from codecl.space import directions
 from codecl.space.directions import FreeConfig, OwnConfig
 from codecl.space.growth import GrowthConfig
 from codecl.train.config import TrainConfig
@@ -173,7 +174,9 @@ def validate(fields: Fields) -> RunConfig:
     config = parse(fields)
     config.model.check()
     streams.check_local_path(config.data)
-    options = config.method.build().model_dump(mode="json")
+    method = config.method.build()
+    directions.check(config.own, config.free, config.method.name, method.grows)
+    options = method.model_dump(mode="json")
     owned = {
         "method": source_digest("method", METHODS, config.method.name),
         "model": source_digest("model", MODELS, config.model.name),

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from codecl.errors import RunFailed
+from codecl.errors import ConfigError, RunFailed
 from codecl.space.growth import Bases, Moments, memory_of
 from codecl.space.layers import Layer
 
@@ -52,6 +52,19 @@ class FreeConfig(BaseModel):
         None, ge=0, description="free directions of a layer that a task trains in, those with most energy; null: all"
     )
     first_task: bool = Field(False, description="choose free directions for the first task too; else it trains whole")
+
+
+def check(own: OwnConfig, free: FreeConfig, method: str, grows: bool) -> None:
+    """Directions are chosen by a method that has a core space only."""
+    asked = {"own.directions": own.directions or None, "own.share": own.share, "free.directions": free.directions}
+    for field, value in asked.items():
+        if value is not None and not grows:
+            raise ConfigError(
+                f"{field}: it is {value}, but {method} has no core space to choose directions by; leave it out, or take"
+                " codec or codec-full"
+            )
+    if free.first_task and free.directions is None:
+        raise ConfigError("free.first_task: it needs free.directions, the number of directions to choose")
 
 
 def ranked(basis_NK: Tensor, moment_NN: Tensor) -> tuple[Tensor, Tensor]:
