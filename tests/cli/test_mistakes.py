@@ -51,6 +51,11 @@ NO_LAUNCHER = "codecl: exchange: cluster needs a launcher that sets RANK, WORLD_
         ),
         ("run --set own.directions=1.5", 2, "own.directions: 1.5 is not allowed: it should be a valid integer"),
         ("run --set own.share=0", 2, "own.share: 0 is not allowed: it should be greater than 0"),
+        (
+            "run --method codec,codec-full --set own.share=0.01",
+            2,
+            "own.share: 0.01 leaves no room for own directions: the head",
+        ),
         ("run --set own.share=1.1", 2, "own.share: 1.1 is not allowed: it should be less than or equal to 1"),
         ("run --set free.directions=-2", 2, "free.directions: -2 is not allowed: it should be greater than or equal"),
         ("run --set norms=each", 2, "norms: 'each' is not allowed: it should be 'first' or 'own'"),

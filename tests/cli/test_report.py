@@ -100,7 +100,7 @@ def test_the_trade_off_as_a_table_with_commands_and_figures(cli, recorded, tmp_p
     names = {f"frontier-{name}.{kind}" for name in ("bytes", "kept") for kind in KINDS}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert {f"out/{name}" for name in names} <= {*done.stdout.splitlines()}
-    made = list(csv.DictReader((tmp_path / "out" / "frontier-bytes.csv").open()))
+    made = list(csv.DictReader((tmp_path / "out" / "frontier-bytes.csv").read_text().splitlines()))
     assert {row["series"] for row in made} == {"codec", "dpsgd"}
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("grpc")
 from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
-from codecl.peers.decisions import PeersConfig, ReceivedRow
+from codecl.peers.decisions import PeersConfig, ReceivedRow, Rounds
 from codecl.peers.frames import FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
@@ -194,3 +194,24 @@ def test_a_row_that_is_sent_again_says_whether_its_round_counts_the_neighbour_in
     assert {sink: frame.header.hears for sink, frame in rows.items()} == promised
     assert all(frame.tensors["row"].tolist() == [1, 1, 1] and frame.position == (0, 0) for frame in rows.values())
     node.close()
+
+
+def test_a_stage_that_is_begun_again_has_the_sums_that_arrived_before():
+    graph = topology.build(TopologyConfig(name="complete"), 3, 0)
+    air = Air(lambda *_: False)
+    nodes = [open_node(graph, agent, air) for agent in range(3)]
+    meeting = [threading.Thread(target=node.meet) for node in nodes]
+    for thread in meeting:
+        thread.start()
+    for thread in meeting:
+        thread.join()
+    parts = [{"moment": torch.full((2,), float(agent + 1))} for agent in range(3)]
+    for agent in (1, 2):
+        assert nodes[agent].reduce(0, [parts[agent]]) is None
+    assert nodes[0].reduce(0, [parts[0]])["moment"].tolist() == [6, 6]
+    assert nodes[0].rejoin(lambda _: Rounds(0, 0)) is None
+    began = time.monotonic()
+    assert nodes[0].reduce(0, [parts[0]])["moment"].tolist() == [6, 6]
+    assert time.monotonic() - began < 5, "it waited for what it has"
+    for node in nodes:
+        node.close()

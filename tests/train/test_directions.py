@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch.func import functional_call
 
 import codecl
+from codecl.errors import ConfigError
 from codecl.seeding import choose
 from codecl.train.loop import train
 from tests.problems import build, config, convolutional, furthest, normed, perceptron, tasks, trajectory
@@ -179,15 +180,21 @@ def test_the_numbers_that_are_recorded_are_those_of_the_files(norms, statistics,
     assert [event["kept"] for event in task_events if event["kind"] == "task"] == found["kept_by_task"]
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
+@pytest.mark.parametrize("share", [0.15, 0.3, 0.6])
 @pytest.mark.parametrize("model", [perceptron, convolutional, normed])
 def test_a_task_keeps_at_most_its_share_of_the_body(model, share):
     _, opened = events(model(), config(own={"share": share}, norms="own"), "task")
-    limit = share * opened[0].body
-    least = opened[0].kept  # head and norms: the first task has no directions of its own
     for task in opened[1:]:
-        assert task.kept <= max(limit, least)
-        assert limit < least + 82 or task.own, "there was room for one in any layer"
+        assert task.own
+        assert task.kept <= share * task.body
+        assert task.kept > opened[0].kept, "the first has none of its own"
+
+
+def test_a_share_without_room_for_a_direction_is_refused_and_says_which_has():
+    with pytest.raises(ConfigError, match=r"leaves no room .* are 0.125 of the body"):
+        build(normed(), tasks(), config(own={"share": 0.124}, norms="own"))
+    _, opened = events(normed(), config(own={"share": 0.125}, norms="own"), "task")
+    assert all(task.own for task in opened[1:])
 
 
 # norms

@@ -29,7 +29,7 @@ from codecl.train import events
 from codecl.train.loop import evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
-from codecl.train.task_start import chooses, own_norms
+from codecl.train.task_start import chooses
 
 COMMITS = "commits"  # the folder of what each task left, in the run's own
 
@@ -114,7 +114,7 @@ def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) 
     """Without commits; its start is the digest of all that agents have to begin with alike."""
     heads = {f"{n}/{name}": value for n, head in enumerate(setup.heads) for name, value in head.items()}
     start = f"{member.fleet.name} {config.digest()} {config.seed} {digest({**state.parameters, **heads})}"
-    kept = {f"weights/{name}" for name in (*setup.roles.head, *own_norms(setup))}
+    kept = {f"weights/{name}" for name in (*setup.roles.head, *setup.own_norms)}
     kept |= {f"own/{layer.name}/{group}" for layer in setup.roles.layers for group in range(layer.groups)}
     openings = [number for number, stage in enumerate(stages_of(setup)) if stage.opens]
     return History(hashlib.sha256(start.encode()).digest(), kept, openings)

@@ -342,7 +342,7 @@ class Node:
             if key.child in self.neighbours.dead or (self.rules.deadline and waited > self.rules.silence):
                 self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
                 break
-        return self.sums.pop(key, None)
+        return self.sums.get(key)  # it stays until the stage is over: we may have to begin it again
 
     def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """What `root` grew, signed, along its tree or from any neighbour that is asked; None where it is gone."""
@@ -413,6 +413,7 @@ class Node:
         """Take up the others' commits, then their step. None: this stage from its start, or nothing is left to do."""
         with self._changed:
             self.journal.degraded, self.late = True, None
+            self._reductions.clear()  # a stage that is begun again has the same sums
             asked_at = -REQUEST_S
             for waited in self._ticks():
                 while commit := next(filter(self.history.accepts, self.history.candidates), None):

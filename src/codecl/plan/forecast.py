@@ -19,7 +19,7 @@ from codecl.space.growth import memory_of
 from codecl.space.layers import Layer
 from codecl.train.events import Flooded, Grown, LinksClosed, TaskOpened
 from codecl.train.state import Setup, State
-from codecl.train.task_start import chooses, kept_size, own_norms, own_room, task_layout
+from codecl.train.task_start import chooses, kept_size, own_room, task_layout
 
 Known = Literal["exact", "estimate", "bound", "partly"]
 SURE: tuple[Known, ...] = ("exact", "estimate", "bound", "partly")  # from sure to least sure
@@ -94,7 +94,7 @@ class Forecast:
         self.layers = {layer.name: layer for layer in self.roles.layers}
         self.body = sum(v.numel() for name, v in state.parameters.items() if name not in self.roles.constant)
         self.dense = sum(state.parameters[name].numel() for name in self.roles.dense)
-        self.norms = sum(state.parameters[name].numel() for name in own_norms(setup))
+        self.norms = sum(state.parameters[name].numel() for name in setup.own_norms)
         self.heads = [sum(value.numel() for value in head.values()) for head in setup.heads]
         self.statistics = self._statistics(state)
         self.like, self.same = like, like is not None and like.config.decisive() == config.decisive()

@@ -29,6 +29,7 @@ from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.train.execution import multiplying
 from codecl.train.state import Setup, State
+from codecl.train.task_start import body_size, kept_size, own_room
 
 ReadStream = Callable[[str, str | None], list[Task]]  # of a stream and data.local_path
 BuildExchange = Callable[[Topology, torch.dtype, torch.device], Exchange]
@@ -160,7 +161,7 @@ def build_setup(
         growth=config.growth,
         own=config.own,
         free=config.free,
-        own_norms=config.norms == "own",
+        own_norms=roles.norms if config.norms == "own" else (),
         seed=config.seed,
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
     )
@@ -168,7 +169,21 @@ def build_setup(
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
         setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
+    _check_share(setup)
     return setup, start
+
+
+def _check_share(setup: Setup) -> None:
+    """`own.share` leaves room for at least one direction."""
+    share, layers = setup.own.share, setup.roles.layers
+    for data in setup.tasks[1:] if share is not None and layers else ():
+        smallest = min(layer.inputs + layer.outputs for layer in layers)
+        if own_room(setup, data) < smallest:
+            least = math.ceil(1000 * (kept_size(setup, data) + smallest) / max(1, body_size(setup))) / 1000
+            raise ConfigError(
+                f"own.share: {share} leaves no room for own directions: the head and norms of task {data.name!r} and"
+                f" one direction are {least} of the body; raise it, or leave it out"
+            )
 
 
 def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:

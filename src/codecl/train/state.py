@@ -53,6 +53,6 @@ class Setup(NamedTuple):
     growth: GrowthConfig
     own: OwnConfig
     free: FreeConfig
-    own_norms: bool  # each task has its own, not only the first
+    own_norms: tuple[str, ...]  # parameters of norms that each task has of its own; empty: trained in the first
     seed: int
     execution: Execution

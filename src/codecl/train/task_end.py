@@ -19,7 +19,6 @@ from codecl.space.layout import Parameters
 from codecl.train.agents import Agents
 from codecl.train.events import Agreed, Event, Flooded, Grown
 from codecl.train.state import Setup, State
-from codecl.train.task_start import own_norms
 
 
 def close_task(
@@ -88,7 +87,7 @@ def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor], statistics
 
     weights = under("weights/")
     parameters = {name: weights.pop(name) for name in setup.roles.head}
-    parameters |= {name: weights[name] for name in own_norms(setup)}  # the next task's start from them
+    parameters |= {name: weights[name] for name in setup.own_norms}  # the next task's start from them
     kept = Kept(parameters, statistics, directions.own_of(state.directions), under("own/"))
     return State({**state.parameters, **weights}, (*state.kept, kept), under("memory/"))
 

@@ -10,7 +10,7 @@ from codecl.exchange import flooded
 from codecl.methods.subspace import Look
 from codecl.seeding import succession
 from codecl.space import directions, growth, norms
-from codecl.space.layout import Layout, Parameters, layout
+from codecl.space.layout import Layout, layout
 from codecl.train.events import DirectionsChosen, Event
 from codecl.train.state import Setup, State
 
@@ -58,23 +58,14 @@ def task_layout(setup: Setup, state: State, data: TaskData) -> Layout:
     """What agents' coordinates mean in this task."""
     space = directions.space(state.memory, state.directions)
     free = setup.method.free(space, setup.roles.layers)
-    own = kept_parameters(setup, state.parameters, setup.heads[data.index])
-    return layout(setup.roles, state.parameters, free, own, first=data.index == 0)
-
-
-def kept_parameters(setup: Setup, parameters: Parameters, head: Parameters) -> Parameters:
-    """The parameters that a task keeps for itself: its head, and its norms where each task has its own."""
-    return {**head, **{name: parameters[name] for name in own_norms(setup)}}
-
-
-def own_norms(setup: Setup) -> tuple[str, ...]:
-    return setup.roles.norms if setup.own_norms else ()
+    kept = {**setup.heads[data.index], **{name: state.parameters[name] for name in setup.own_norms}}
+    return layout(setup.roles, state.parameters, free, kept, first=data.index == 0)
 
 
 def kept_size(setup: Setup, data: TaskData, own: Mapping[str, int] | None = None) -> int:
     """Numbers that a task keeps for itself: head, own norms, statistics of norms, and so many own directions."""
     head = sum(value.numel() for value in setup.heads[data.index].values())
-    norm_parameters = sum(setup.module.get_parameter(name).numel() for name in own_norms(setup))
+    norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.own_norms)
     statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics == "task" else 0
     sizes = {layer.name: layer.inputs + layer.outputs for layer in setup.roles.layers}  # of a direction and its u
     return head + norm_parameters + statistics + sum(sizes[name] * count for name, count in (own or {}).items())
@@ -82,7 +73,7 @@ def kept_size(setup: Setup, data: TaskData, own: Mapping[str, int] | None = None
 
 def body_size(setup: Setup) -> int:
     """Numbers of the body: what all tasks share."""
-    apart = {*setup.roles.head, *setup.roles.constant, *own_norms(setup)}
+    apart = {*setup.roles.head, *setup.roles.constant, *setup.own_norms}
     return sum(value.numel() for name, value in setup.module.named_parameters() if name not in apart)
 
 
