@@ -6,12 +6,13 @@ Shapes: A agents of this process (rows, in the order of `agents`), D numbers of 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from codecl.errors import RunFailed
+from codecl.exchange.quantised import Rows
 
 MessageKind = Literal["train", "agree", "reduce", "flood"]
 Tensors = Mapping[str, Tensor]
@@ -71,6 +72,21 @@ class Pending(Protocol):
         """The neighbour-weighted sums [A, D]."""
 
 
+class Heard(NamedTuple):
+    """Rows in few bits that arrived: those of agent i's senders are `rows[senders_AK[i]]`, weight 0: none."""
+
+    rows: Rows
+    senders_AK: Tensor
+    weights_AK: Tensor
+
+
+class PendingRows(Protocol):
+    """Rows in few bits on their way."""
+
+    def wait(self) -> Heard:
+        """What arrived."""
+
+
 class Exchange(Protocol):
     """Rows are agents of this process; bytes are counted where a message leaves, from the tensor that leaves."""
 
@@ -92,6 +108,14 @@ class Exchange(Protocol):
 
     def gather(self, rows_A: Tensor) -> Tensor:
         """The rows of all agents, here. Watching only, not counted."""
+
+
+@runtime_checkable
+class Swaps(Protocol):
+    """An exchange that can send rows in few bits."""
+
+    def swap(self, rows: Rows, bits: int, kind: Literal["train", "agree"]) -> PendingRows:
+        """Send each row, in so many bits a number, to those who hear it."""
 
 
 def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> Flood | None:

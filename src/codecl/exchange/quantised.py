@@ -8,8 +8,8 @@ Sent are ⌊x/h + u⌋ mod 2^b, the pitch, and a check sum of what was cut off. 
 receiver knows the rest; where it does not, the check sum tells, and the chunk counts as lost. All agents draw the same
 u: where neighbours agree, so do their roundings, and the noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
 
-Shapes: A agents that send, H senders that are heard, K senders that an agent hears at most, D numbers of a row, C chunks
-of a row, L numbers of a chunk, B bytes of a packed row.
+Shapes: A agents that send, H rows that are heard, K senders that an agent hears at most, D numbers of a row,
+C chunks of a row, L numbers of a chunk, B bytes of a packed row.
 """
 
 import math
@@ -26,9 +26,10 @@ RESOLUTION = {torch.float32: 20, torch.float64: 40}  # bits below a chunk's larg
 MARGIN = 1.25  # of the range over the largest difference that is expected
 TAIL = 5.0  # the largest difference of a chunk over the mean one, at least
 WIDER = 4.0  # after a chunk that could not be unwrapped
-DECAY = 0.75  # of what was expected, where less was seen
+SPREAD = 0.75  # of what a neighbour expects: so that word of a wide chunk gets round
+DECAY = 0.8  # of what was expected, where less was seen
 MASK = 0xFFFFFFFF
-HEADER = 5  # bytes of a chunk beside its numbers: exponent and check sum
+HEADER = 5  # bytes of a chunk beside its numbers: code of the pitch and check sum
 
 
 class Rows(NamedTuple):
@@ -97,9 +98,13 @@ def codes(rows_AD: Tensor, expected_AC: Tensor, bits: int) -> Tensor:
 
 
 def pitches(codes_HC: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^(code / 4), the same on every machine: a table and a power of two."""
-    table = torch.tensor([2.0 ** (step / STEPS) for step in range(STEPS)], dtype=dtype, device=codes_HC.device)
-    return torch.ldexp(table[codes_HC % STEPS], codes_HC.div(STEPS, rounding_mode="floor"))
+    """2^(code / 4), the same on every device: a constant times a power of two that is put together bit by bit."""
+    octave_HC, step_HC = codes_HC >> 2, codes_HC & (STEPS - 1)
+    bias, fraction, integer = (127, 23, torch.int32) if dtype == torch.float32 else (1023, 52, torch.int64)
+    pitch_HC = ((octave_HC + bias) << fraction).to(integer).view(dtype)
+    for step in range(1, STEPS):
+        pitch_HC = torch.where(step_HC == step, pitch_HC * 2.0 ** (step / STEPS), pitch_HC)
+    return pitch_HC
 
 
 def round_off(rows_AD: Tensor, codes_AC: Tensor, uniform_D: Tensor, bits: int) -> Rows:
@@ -192,6 +197,7 @@ def mix(
         alike_AD = values(round_off(rows_AD, rows.codes_HC, uniform_D, bits), dtype)  # on the sender's pitch
         mean_AC = in_chunks((theirs_AD - alike_AD).abs()).mean(-1)  # its expectation is that of |x_j - x_i|
         apart_AC = torch.maximum(largest(theirs_AD - rows_AD) - pitch_AC, TAIL * mean_AC)
-        seen_AC = torch.where(right_AC, apart_AC, WIDER * torch.maximum(reach(bits) * pitch_AC, expected_AC))
+        theirs_AC = pitch_AC * (reach(bits) / MARGIN)  # how far apart the sender expects neighbours to be
+        seen_AC = torch.where(right_AC, torch.maximum(apart_AC, SPREAD * theirs_AC), WIDER * theirs_AC)
         next_AC = torch.maximum(next_AC, seen_AC * is_heard_A1)
     return mixed_AD, next_AC

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Flood, Tensors, Traffic, digest
+from codecl.exchange.base import Flood, Heard, Tensors, Traffic, digest
+from codecl.exchange.quantised import Rows, packed_bytes
 from codecl.exchange.topology import Topology
 
 
@@ -22,6 +23,15 @@ class Mixed(NamedTuple):
         return self.rows_AD
 
 
+class Swapped(NamedTuple):
+    """Rows that are heard as soon as they are sent."""
+
+    heard: Heard
+
+    def wait(self) -> Heard:
+        return self.heard
+
+
 class Simulated:
     """Law: W_mix keeps the mean of the rows."""
 
@@ -31,6 +41,9 @@ class Simulated:
         self.topology = topology
         self.agents: Sequence[int] = range(topology.agents)
         self._mixing_AA = torch.from_numpy(topology.mixing).to(device, dtype)
+        senders_AK, weights_AK = topology.heard_by(self.agents)
+        self._senders_AK = torch.tensor(senders_AK, device=device)
+        self._weights_AK = torch.tensor(weights_AK, device=device, dtype=dtype)
         self.traffic = Traffic()
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -41,6 +54,10 @@ class Simulated:
         self._beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._beside):
             return Mixed(self._mixing_AA @ rows_AD, self._beside)
+
+    def swap(self, rows: Rows, bits: int, kind: Literal["train", "agree"]) -> Swapped:
+        self.traffic.count(kind, len(self.topology.edges), packed_bytes(rows.integers_HD.shape[1], bits))
+        return Swapped(Heard(rows, self._senders_AK, self._weights_AK))
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         sums = [dict(part) for part in parts]

@@ -5,7 +5,7 @@ weight that i gives to j's message.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,16 @@ class Topology:
     def contraction(self) -> float:
         """√ρ of its mixing matrix."""
         return contraction(self.mixing)
+
+    def heard_by(self, agents: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
+        """(whom each of these agents hears, with which weight), to the length of the longest: itself, with none."""
+        senders = [[sender for sender, hearer in self.edges if hearer == agent] for agent in agents]
+        most = max((len(heard) for heard in senders), default=0)
+        weights = [[float(self.mixing[agent, j]) for j in heard] for agent, heard in zip(agents, senders, strict=True)]
+        return (
+            [heard + [agent] * (most - len(heard)) for agent, heard in zip(agents, senders, strict=True)],
+            [heard + [0.0] * (most - len(heard)) for heard in weights],
+        )
 
     @property
     def agree_rounds(self) -> int:

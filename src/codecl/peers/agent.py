@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
+from torch.nn import functional
 
 from codecl.errors import ConfigError, DataError
 from codecl.exchange import digest
@@ -26,7 +26,7 @@ from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter, labels_of
 from codecl.runs.writer import folder_of as run_folder_of
 from codecl.train import events
-from codecl.train.loop import evaluate, train
+from codecl.train.loop import beside, evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 from codecl.train.task_start import chooses
@@ -193,9 +193,7 @@ class PeerRun:
         if point is None:
             return None
         row_D = point.row_D.to(self.node.device)
-        if self.setup.train.momentum:
-            row_D = torch.cat([row_D, torch.zeros_like(row_D)])
-        carry = row_D.expand(self.setup.topology.agents, -1)
+        carry = functional.pad(row_D, (0, beside(self.setup, len(row_D)))).expand(self.setup.topology.agents, -1)
         if point.agreed:
             return TaskPosition(self.setup.train.epochs, carry, agreed=True)
         steps = self.setup.tasks[self.stages[len(self.history.commits)].task].steps(self.setup.train.batch_size)

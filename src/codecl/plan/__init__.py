@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from codecl.data.task import Task
+from codecl.exchange.messages import message_bytes
 from codecl.exchange.topology import Matrix, Topology
 from codecl.plan.forecast import SURE, Forecast, Known, Like
 from codecl.runs.build import build_setup, compute_settings, seeded, task_data
@@ -167,7 +168,8 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
     steps, epochs, batch = data.steps(setup.train.batch_size), setup.train.epochs, setup.train.batch_size
     shards = [len(shard) for shard in data.partition]
     left = [max(0, shard - steps * batch) for shard in shards]
-    size, trained, agreed = message.coordinates * forecast.itemsize, edges * steps * epochs, setup.topology.agree_rounds
+    size = message_bytes(setup.message, message.coordinates, forecast.itemsize)
+    trained, agreed = edges * steps * epochs, setup.topology.agree_rounds
     return TaskPlan(
         name=data.name,
         images=sum(shards),

@@ -19,6 +19,7 @@ from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
+from codecl.exchange.base import Swaps
 from codecl.exchange.topology import Topology
 from codecl.models import MODELS
 from codecl.registry import lookup, reason
@@ -159,6 +160,7 @@ def build_setup(
         method=config.method.build(),
         train=config.train,
         growth=config.growth,
+        message=config.message,
         own=config.own,
         free=config.free,
         own_norms=roles.norms if config.norms == "own" else (),
@@ -170,6 +172,8 @@ def build_setup(
         setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
     _check_share(setup)
+    if config.message.bits != 32 and not isinstance(setup.exchange, Swaps):
+        raise ConfigError(f"message.bits: {config.message.bits} is not offered between peers; it should be 32")
     return setup, start
 
 

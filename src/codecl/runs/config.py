@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from codecl.data import streams
 from codecl.data.task import DataConfig
 from codecl.errors import ConfigError
+from codecl.exchange.messages import MessageConfig
 from codecl.exchange.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
@@ -102,6 +103,7 @@ class RunConfig(BaseModel):
     frozen: tuple[str, ...] = Field((), description="parameters that train in the first task only")
     method: MethodChoice = MethodChoice(name="codec")
     growth: GrowthConfig = GrowthConfig()
+    message: MessageConfig = MessageConfig()
     own: OwnConfig = OwnConfig()
     free: FreeConfig = FreeConfig()
     norms: Literal["first", "own"] = Field(

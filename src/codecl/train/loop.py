@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from codecl.data.task import TaskData, in_batches
 from codecl.errors import RunFailed
+from codecl.exchange.messages import messages
 from codecl.space import norms
 from codecl.space.directions import FREE, OWN, counts
 from codecl.space.layout import Parameters
@@ -37,9 +39,9 @@ def train(setup: Setup, state: State, position: TaskPosition | None = None) -> I
         agents = open_task(setup, state, data)
         start = start_of(setup, agents, position)
         yield _task_opened(setup, state, data, agents)
-        coords_AD = yield from _train_task(setup, state, data, agents, start)
+        carry_AE = yield from _train_task(setup, state, data, agents, start)
         setup = setup._replace(execution=agents.execution)
-        state = yield from close_task(setup, state, data, agents, coords_AD, agreed=start.agreed)
+        state = yield from close_task(setup, state, data, agents, carry_AE, agreed=start.agreed)
         yield evaluate(setup, state, data.index)
         position = None
 
@@ -56,8 +58,12 @@ def start_of(setup: Setup, agents: Agents, position: TaskPosition | None = None)
     if position:
         return position._replace(carry_AE=position.carry_AE[list(rows)])
     coords_AD = agents.layout.start().repeat(len(rows), 1)
-    at_rest_AD = torch.zeros_like(coords_AD)
-    return TaskPosition(0, torch.cat([coords_AD, at_rest_AD], 1) if setup.train.momentum else coords_AD)
+    return TaskPosition(0, functional.pad(coords_AD, (0, beside(setup, agents.layout.size))))
+
+
+def beside(setup: Setup, size: int) -> int:
+    """Numbers that a step hands to the next beside coordinates: the velocity, and what messages have to remember."""
+    return (size if setup.train.momentum else 0) + messages(setup.message, setup.seed, 0).width(size)
 
 
 class LiveEpoch(NamedTuple):
@@ -72,7 +78,7 @@ class LiveEpoch(NamedTuple):
 def _train_task(
     setup: Setup, state: State, data: TaskData, agents: Agents, start: TaskPosition
 ) -> Generator[Event, None, Tensor]:
-    """The epochs of one task; gives the coordinates at its end."""
+    """The epochs of one task; gives what its last step left."""
     exchange, config, size = setup.exchange, setup.train, agents.layout.size
     carry_AE = start.carry_AE
     coords_AD = carry_AE[:, :size]
@@ -90,7 +96,7 @@ def _train_task(
         indices_SABK = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
         live = LiveEpoch(epoch, state, carry_AE, coords_AD)
         yield _epoch_ended(setup, data, agents, live, torch.stack(losses), began)
-    return coords_AD
+    return carry_AE
 
 
 def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> TaskOpened:

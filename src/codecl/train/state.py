@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from codecl.data.task import TaskData
 from codecl.exchange import Exchange
+from codecl.exchange.messages import MessageConfig
 from codecl.exchange.topology import Topology
 from codecl.methods import Method
 from codecl.space.directions import FreeConfig, OwnConfig
@@ -51,6 +52,7 @@ class Setup(NamedTuple):
     method: Method
     train: TrainConfig
     growth: GrowthConfig
+    message: MessageConfig
     own: OwnConfig
     free: FreeConfig
     own_norms: tuple[str, ...]  # parameters of norms that each task has of its own; empty: trained in the first

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from codecl.data.task import TaskData
 from codecl.errors import RunFailed
 from codecl.exchange import Exchange, flooded
+from codecl.exchange.messages import messages
 from codecl.methods import TaskEnd
 from codecl.seeding import succession
 from codecl.space import directions, norms
@@ -22,12 +23,14 @@ from codecl.train.state import Setup, State
 
 
 def close_task(
-    setup: Setup, state: State, data: TaskData, agents: Agents, coords_AD: Tensor, agreed: bool
+    setup: Setup, state: State, data: TaskData, agents: Agents, carry_AE: Tensor, agreed: bool
 ) -> Generator[Event, None, State]:
     """Agree, grow, flood: afterwards every agent holds the same state. If the chosen agent is gone, the next grows."""
     exchange, task, rounds = setup.exchange, data.index, 0 if agreed else setup.topology.agree_rounds
+    sending, size = messages(setup.message, setup.seed, task), agents.layout.size
+    coords_AD, memory_AM = carry_AE[:, :size], carry_AE[:, carry_AE.shape[1] - sending.width(size) :]
     for _ in range(rounds):
-        coords_AD = exchange.start(coords_AD, "agree").wait()
+        coords_AD, memory_AM = sending.start(exchange, coords_AD, memory_AM, "agree").wait()
     left = exchange.consensus_error(coords_AD)
     yield Agreed(task=task, rounds=rounds, consensus_error=left, **exchange.traffic.take("agree"))
 

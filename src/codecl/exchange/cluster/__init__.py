@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from codecl.errors import ConfigError
-from codecl.exchange.base import Flood, Sent, Tensors, Traffic, digest
+from codecl.exchange.base import Flood, Heard, Sent, Tensors, Traffic, digest
 from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Posted, Wire, packed, unpacked
+from codecl.exchange.quantised import Rows, pack, unpack
 from codecl.exchange.topology import Topology
 
 
@@ -45,6 +46,24 @@ class PendingRound(NamedTuple):
         return mixed_AD.addmm_(self.cluster.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
 
 
+class PendingSwap(NamedTuple):
+    """Rows in few bits on their way."""
+
+    cluster: "Cluster"
+    own: Rows
+    heard_HB: Tensor
+    bits: int
+    posted: Posted
+
+    def wait(self) -> Heard:
+        began = time.perf_counter()
+        self.posted.wait(ROUND)
+        self.cluster.waited_s += time.perf_counter() - began
+        others = unpack(self.heard_HB, self.own.integers_HD.shape[1], self.bits)
+        rows = Rows(*(torch.cat(pair) for pair in zip(self.own, others, strict=True)))
+        return Heard(rows, self.cluster.senders_AK, self.cluster.weights_AK)
+
+
 class Cluster:
     """Law: gives what `simulated` gives, and counts what it counts, whatever the blocks."""
 
@@ -67,6 +86,10 @@ class Cluster:
         self._receives = Counter(self.home[j] for j in heard)
         self._from = sum(j in self.agents for j, _ in topology.edges)  # directed edges that leave agents of this rank
         mixing_AN = torch.from_numpy(topology.mixing)[list(self.agents)].to(device, dtype)
+        place = {agent: row for row, agent in enumerate([*self.agents, *heard])}  # own rows, then those of others
+        senders_AK, weights_AK = topology.heard_by(self.agents)
+        self.senders_AK = torch.tensor([[place[j] for j in senders] for senders in senders_AK], device=device)
+        self.weights_AK = torch.tensor(weights_AK, device=device, dtype=dtype)
         self.mixing_AA, self.mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> PendingRound:
@@ -76,6 +99,15 @@ class Cluster:
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
         posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
         return PendingRound(self, rows_AD, heard_HD, posted)
+
+    def swap(self, rows: Rows, bits: int, kind: Literal["train", "agree"]) -> PendingSwap:
+        packed_AB = pack(rows, bits)
+        self.traffic.count(kind, self._from, packed_AB.shape[1])
+        heard_HB = packed_AB.new_empty(self.mixing_AH.shape[1], packed_AB.shape[1])
+        parts = heard_HB.split(list(self._receives.values())) if self._receives else ()
+        sends = {peer: packed_AB[which] for peer, which in self._sends.items()}
+        posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
+        return PendingSwap(self, rows, heard_HB, bits, posted)
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
