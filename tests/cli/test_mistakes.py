@@ -58,6 +58,7 @@ NO_LAUNCHER = "codecl: exchange: cluster needs a launcher that sets RANK, WORLD_
         ),
         ("run --set own.share=1.1", 2, "own.share: 1.1 is not allowed: it should be less than or equal to 1"),
         ("run --set free.directions=-2", 2, "free.directions: -2 is not allowed: it should be greater than or equal"),
+        ("run --set message.bits=5", 2, "message.bits: 5 is not allowed"),
         ("run --set norms=each", 2, "norms: 'each' is not allowed: it should be 'first' or 'own'"),
         ("run --set own.direction=1", 2, "own.direction: there is no such field, did you mean 'directions'?"),
         ("run --set model.kernel=40", 2, "model: convnet cannot be built with"),

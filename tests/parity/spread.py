@@ -39,6 +39,8 @@ CASES: dict[str, Mapping[str, Any]] = {
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
+    "eight bits": {"agents": 8, "topology": "torus", "message": {"bits": 8}, **METHODS["one"]},
+    "four bits": {"agents": 5, "topology": "star", "message": {"bits": 4}, "train": {"order": "adapt-then-combine"}},
     "own eight": {"agents": 8, "topology": "ring", "own": {"directions": 2}, **METHODS["all"]},
     "own norms": {"agents": 5, "topology": "ring", "own": {"directions": 2}, "norms": "own"},
     "own share": {"agents": 5, "topology": "star", "own": {"share": 0.2}, "free": {"directions": 4}, **METHODS["all"]},

@@ -77,7 +77,7 @@ class FewBits:
         uniform_D = quantised.uniform(self.seed, round_A1[0, 0], rows_AD.shape[1], rows_AD.dtype)
         codes_AC = quantised.codes(rows_AD, expected_AC + MOVED * moved_AC, self.bits)
         own = quantised.round_off(rows_AD, codes_AC, uniform_D, self.bits)
-        assert isinstance(exchange, Swaps), "it was checked when the run was built"
+        assert isinstance(exchange, Swaps), "peers refuse few bits before anything starts"
         pending = exchange.swap(own, self.bits, kind)
 
         def wait() -> tuple[Tensor, Tensor]:

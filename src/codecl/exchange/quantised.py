@@ -143,31 +143,35 @@ def unwrapped(heard: Rows, near_HD: Tensor, uniform_D: Tensor, bits: int) -> tup
 
 def pack(rows: Rows, bits: int) -> Tensor:
     """[H, B] bytes. Law: `unpack` gives the integers modulo 2^b, pitches and check sums back."""
-    low_HD = rows.integers_HD & ((1 << bits) - 1)
-    count, size = low_HD.shape
-    group = 8 // math.gcd(8, bits)  # numbers that fill whole bytes together
-    padded = functional.pad(low_HD, (0, -size % group)).view(count, -1, group)
-    shifts = torch.arange(group, device=low_HD.device) * bits
-    words = (padded << shifts).sum(-1, keepdim=True)
-    places = torch.arange(group * bits // 8, device=low_HD.device) * 8
-    numbers = ((words >> places) & 255).to(torch.uint8).view(count, -1)[:, : math.ceil(size * bits / 8)]
-    places = torch.arange(4, device=low_HD.device) * 8
-    sums = ((rows.sums_HC[..., None] >> places) & 255).to(torch.uint8).flatten(1)
-    return torch.cat([numbers, (rows.codes_HC & 255).to(torch.uint8), sums], 1)
+    count, size = rows.integers_HD.shape
+    group, octets, groups = _groups(size, bits)
+    low = functional.pad(rows.integers_HD & ((1 << bits) - 1), (0, groups * group - size)).view(count, groups, group)
+    words = (low << _places(group, bits, low)).sum(-1, keepdim=True)
+    numbers = ((words >> _places(octets, 8, low)) & 255).view(count, groups * octets)[:, : math.ceil(size * bits / 8)]
+    sums = ((rows.sums_HC[..., None] >> _places(4, 8, low)) & 255).flatten(1)
+    return torch.cat([numbers, rows.codes_HC & 255, sums], 1).to(torch.uint8)
 
 
 def unpack(bytes_HB: Tensor, size: int, bits: int) -> Rows:
-    count, length, parts = len(bytes_HB), math.ceil(size * bits / 8), chunks(size)
-    group = 8 // math.gcd(8, bits)
-    octets = group * bits // 8
+    count, parts, length = len(bytes_HB), chunks(size), math.ceil(size * bits / 8)
+    group, octets, groups = _groups(size, bits)
     numbers, codes_HC, sums = bytes_HB.long().split([length, parts, 4 * parts], 1)
-    places = torch.arange(octets, device=bytes_HB.device) * 8
-    words = (functional.pad(numbers, (0, -length % octets)).view(count, -1, octets) << places).sum(-1, keepdim=True)
-    shifts = torch.arange(group, device=bytes_HB.device) * bits
-    low_HD = ((words >> shifts) & ((1 << bits) - 1)).view(count, -1)[:, :size]
-    places = torch.arange(4, device=bytes_HB.device) * 8
-    sums_HC = (sums.view(count, parts, 4) << places).sum(-1)
+    numbers = functional.pad(numbers, (0, groups * octets - length)).view(count, groups, octets)
+    words = (numbers << _places(octets, 8, numbers)).sum(-1, keepdim=True)
+    low_HD = ((words >> _places(group, bits, words)) & ((1 << bits) - 1)).view(count, groups * group)[:, :size]
+    sums_HC = (sums.view(count, parts, 4) << _places(4, 8, sums)).sum(-1)
     return Rows(low_HD, (codes_HC ^ 128) - 128, sums_HC)
+
+
+def _groups(size: int, bits: int) -> tuple[int, int, int]:
+    """(numbers that fill whole bytes together, those bytes, how many such groups)."""
+    group = 8 // math.gcd(8, bits)
+    return group, group * bits // 8, math.ceil(size / group)
+
+
+def _places(count: int, bits: int, like: Tensor) -> Tensor:
+    """By how many bits each of so many is shifted."""
+    return torch.arange(count, device=like.device) * bits
 
 
 def mix(

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from torch.nn import functional
 
-from codecl.errors import ConfigError, DataError
+from codecl.errors import DataError
 from codecl.exchange import digest
 from codecl.peers import certificates
 from codecl.peers.decisions import Rounds
-from codecl.peers.fleet import Member
+from codecl.peers.fleet import Member, check_offered
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.links import Links
 from codecl.peers.node import Node, OutOfSync
@@ -93,9 +93,7 @@ def connect(member: Member, node: Node) -> Links:
 def _own(member: Member) -> RunConfig:
     """The fleet's config, with this agent's own data."""
     config = member.fleet.run_config()
-    if config.train.norm_statistics == "task":
-        why = "task needs sums over all agents, which peers do not offer; it should be batch"
-        raise ConfigError(f"train.norm_statistics: {why}")
+    check_offered(config)
     if member.settings.data.local_path is None:
         return config
     mine = str((member.folder / member.settings.data.local_path).resolve())

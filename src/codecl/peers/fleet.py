@@ -148,10 +148,20 @@ def address_of(text: str, where: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+def check_offered(config: RunConfig) -> None:
+    """Refuse what other exchanges offer and peers do not."""
+    if config.train.norm_statistics == "task":
+        why = "task needs sums over all agents, which peers do not offer; it should be batch"
+        raise ConfigError(f"train.norm_statistics: {why}")
+    if config.message.bits != 32:
+        raise ConfigError(f"message.bits: {config.message.bits} is not offered by peers; it should be 32")
+
+
 def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path) -> list[Path]:
     """Make a fleet's files: `fleet.yaml`, `authority/`, and for each agent a folder with all that its machine needs.
 
     Gives each `agent.yaml`. The authority's key signs agents and nothing else: put it away when they are made."""
+    check_offered(config)
     topologies.build(config.topology, config.agents, config.seed)  # one that cannot be is refused here
     if len(addresses) != config.agents:
         raise ConfigError(f"addresses: there are {len(addresses)} for {config.agents} agents; give one for each")

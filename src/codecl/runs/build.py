@@ -19,7 +19,6 @@ from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
-from codecl.exchange.base import Swaps
 from codecl.exchange.topology import Topology
 from codecl.models import MODELS
 from codecl.registry import lookup, reason
@@ -172,8 +171,6 @@ def build_setup(
         setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
     _check_share(setup)
-    if config.message.bits != 32 and not isinstance(setup.exchange, Swaps):
-        raise ConfigError(f"message.bits: {config.message.bits} is not offered between peers; it should be 32")
     return setup, start
 
 
