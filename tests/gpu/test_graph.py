@@ -83,6 +83,16 @@ def test_a_captured_step_in_own_directions_equals_the_plain_one(monkeypatch):
     assert furthest(ours, run(module, images(3), settings)) < 1e-9
 
 
+@pytest.mark.parametrize("bits", [8, 3])
+def test_a_captured_step_in_few_bits_equals_the_plain_one(bits, monkeypatch, recwarn):
+    module = alexnet((3, 32, 32), 4)
+    settings = config(dtype="float64", train={"batch_size": 8, "epochs": 2}, message={"bits": bits})
+    ours = run(module, images(), settings)
+    assert not [warning for warning in recwarn if "captured" in str(warning.message)]
+    plainly(monkeypatch)
+    assert furthest(ours, run(module, images(), settings)) < 1e-9
+
+
 def test_own_directions_of_a_gpu_are_those_of_a_cpu():
     module = convolutional()
     ours, theirs = (run(module, tasks(), config(**OWN | {"norms": "first"}), device) for device in (GPU, CPU))
