@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
+LEAVE_S = 10.0  # for what is on its way out when an agent ends, at most: a commit may be large, a link slow
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
 MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
@@ -157,9 +158,9 @@ class Links:
             links = list(self._links.values())
         for link in links:
             link.close("this agent ends", at_once=False)
-        self._server.stop(2.0).wait()
+        deadline = time.monotonic() + LEAVE_S
+        self._server.stop(LEAVE_S).wait()
         self._workers.shutdown(wait=False)
-        deadline = time.monotonic() + JOIN_S
         for thread, link in list(self._dialling.items()):
             if link in links:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -223,6 +224,8 @@ class Links:
             if dialled:
                 link.put(b"")
             for data in incoming:
+                if not link.open:  # what is on its way out still leaves, so it is not cancelled here
+                    continue
                 if not known:
                     known = True  # its first frame shows that it took us
                     self._up(link)
@@ -230,8 +233,6 @@ class Links:
                     size = tensor_bytes(data)
                     link.counts.update(received=size, headers_received=len(data) - size)
                     self.node.receive(link.peer, data)
-                if not link.open:
-                    break
             link.close("it closed the link")
         except BadFrame as error:
             line = "refused: a frame of agent %d (%s); its link is closed"
