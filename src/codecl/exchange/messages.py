@@ -42,7 +42,7 @@ class Messages(Protocol):
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
         """Send each row to those who hear it."""
 
-    def moved(self, memory_AM: Tensor, change_AD: Tensor) -> Tensor:
+    def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
         """The memory after rows changed since they were mixed."""
 
 
@@ -56,7 +56,7 @@ class Exact:
         pending = exchange.start(rows_AD, kind)
         return PendingMix(lambda: (pending.wait(), memory_AM))
 
-    def moved(self, memory_AM: Tensor, change_AD: Tensor) -> Tensor:
+    def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
         return memory_AM
 
 
@@ -90,9 +90,9 @@ class FewBits:
 
         return PendingMix(wait)
 
-    def moved(self, memory_AM: Tensor, change_AD: Tensor) -> Tensor:
+    def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
         expected_AC, _, round_A1 = self._parts(memory_AM)
-        return torch.cat([expected_AC, quantised.largest(change_AD), round_A1], 1)
+        return torch.cat([expected_AC, quantised.largest(rows_AD - mixed_AD), round_A1], 1)
 
     @staticmethod
     def _parts(memory_AM: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -46,14 +46,14 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         velocity_AD = velocity(before_AD, grad_AD)
         mixed_AD, memory_AM = pending.wait()
         new_AD = method.step(constants, mixed_AD, coords_AD, velocity_AD, lr)
-        return carried(new_AD, velocity_AD, sending.moved(memory_AM, new_AD - mixed_AD)), loss_A
+        return carried(new_AD, velocity_AD, sending.moved(memory_AM, mixed_AD, new_AD)), loss_A
 
     def adapt_then_combine(carry_AE: Tensor, indices_ABK: Tensor, lr: LR) -> tuple[Tensor, Tensor]:
         coords_AD, before_AD, memory_AM = carry_AE.split(places, 1)
         loss_A, grad_AD = gradient(coords_AD, indices_ABK)
         velocity_AD = velocity(before_AD, grad_AD)
         half_AD = method.step(constants, coords_AD, coords_AD, velocity_AD, lr)
-        memory_AM = sending.moved(memory_AM, half_AD - coords_AD)
+        memory_AM = sending.moved(memory_AM, coords_AD, half_AD)
         mixed_AD, memory_AM = sending.start(exchange, half_AD, memory_AM, "train").wait()
         return carried(mixed_AD, velocity_AD, memory_AM), loss_A
 
