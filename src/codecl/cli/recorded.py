@@ -2,16 +2,29 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from codecl.cli import common
 from codecl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from codecl.report.formats import Sheet
+
 BEFORE = {"markdown": "- ", "latex": "% "}  # what stands before a line above the table of a comparison
 PlainJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+def _writer(output_format: str | None, as_json: bool) -> Callable[["Sheet"], str] | None:
+    """What writes a table in this format; None: a terminal's."""
+    from codecl.report import formats
+
+    if as_json and output_format is not None:
+        raise ConfigError("--json and --format: choose one")
+    return formats.writer(output_format)
 
 
 @common.app.command()
@@ -55,9 +68,7 @@ def frontier(
     from codecl.report import frontier as trade_off
     from codecl.report.configurations import command, finished
 
-    if as_json and output_format is not None:
-        raise ConfigError("--json and --format: choose one")
-    write = formats.writer(output_format)
+    write = _writer(output_format, as_json)
     rows = trade_off.choices(finished(runs))
     sheet = trade_off.sheet(rows, commands and write is not None)
     if as_json:
@@ -110,9 +121,7 @@ def compare(
     from codecl.report import compare as comparing
     from codecl.report import formats
 
-    if as_json and output_format is not None:
-        raise ConfigError("--json and --format: choose one")
-    write = formats.writer(output_format)
+    write = _writer(output_format, as_json)
     comparison = comparing.compare(a, b)
     if as_json:
         print(json.dumps(comparing.plain(comparison), indent=1))
