@@ -7,6 +7,7 @@ from codecl.exchange import Traffic
 from codecl.train import loop as module_under_test
 from codecl.train.cuda_graph import Plain, Replay, epochs
 from codecl.train.loop import train
+from codecl.train.state import Carry
 from tests.problems import build, config, convolutional, perceptron, tasks
 
 
@@ -28,8 +29,8 @@ def test_replay_gives_what_plain_gives(method, order, monkeypatch):
     plain = facts(module, settings)
     made = []
 
-    def replayed(step, coords_AD, indices_SABK, traffic, graph):
-        made.append(Replay(step, coords_AD, indices_SABK, traffic))
+    def replayed(step, carry, indices_SABK, traffic, graph):
+        made.append(Replay(step, carry, indices_SABK, traffic))
         return made[-1]
 
     monkeypatch.setattr(module_under_test, "epochs", replayed)
@@ -44,15 +45,18 @@ def test_replay_gives_what_plain_gives(method, order, monkeypatch):
 
 
 def test_the_rate_of_an_epoch_reaches_the_replayed_step():
-    def step(coords_AD, indices_ABK, lr):
-        return coords_AD - lr * indices_ABK.sum((1, 2))[:, None], coords_AD.sum(1)
+    def step(carry, indices_ABK, lr):
+        moved_AD = carry.coords_AD - lr * indices_ABK.sum((1, 2))[:, None]
+        return Carry(moved_AD, carry.velocity_AV + lr, carry.memory_AM), carry.coords_AD.sum(1)
+
+    def told(run, lr):
+        start = Carry(torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 0))
+        return [(carry.joined(), loss.clone()) for carry, loss in run(start, indices, lr)]
 
     indices = torch.ones(3, 2, 4, 1, dtype=torch.long)
-    run = Replay(step, torch.zeros(2, 5), indices, Traffic())
+    run = Replay(step, Carry(torch.ones(2, 5), torch.ones(2, 5), torch.ones(2, 0)), indices, Traffic())
     for lr in (0.5, 0.25):
-        ours = [(coords.clone(), loss.clone()) for coords, loss in run(torch.zeros(2, 5), indices, lr)]
-        plain = [(coords.clone(), loss.clone()) for coords, loss in Plain(step)(torch.zeros(2, 5), indices, lr)]
-        for a, b in zip(ours, plain, strict=True):
+        for a, b in zip(told(run, lr), told(Plain(step), lr), strict=True):
             torch.testing.assert_close(a, b)
 
 
@@ -73,7 +77,7 @@ def test_what_cannot_be_captured_runs_plainly_with_a_warning(monkeypatch):
 
     monkeypatch.setattr(Replay, "__init__", refuse)
     with pytest.warns(UserWarning, match="launched one by one: they cannot be captured"):
-        run = epochs(lambda *_: None, torch.zeros(1, 1), torch.zeros(1, 1, 1, 1), Traffic(), graph=True)
+        run = epochs(lambda *_: None, Carry(*[torch.zeros(1, 1)] * 3), torch.zeros(1, 1, 1, 1), Traffic(), graph=True)
     assert isinstance(run, Plain)
 
 

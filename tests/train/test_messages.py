@@ -63,7 +63,7 @@ def test_a_run_in_few_bits_goes_on_as_if_it_had_not_stopped(order, momentum):
     whole = told(settings, module)
     stopped = [event.live for event in of(whole, "epoch")][4]  # in the second task, after its second epoch
     setup, _ = build(module, tasks(), settings)
-    rest = list(train(setup, stopped.state, TaskPosition(stopped.epoch + 1, stopped.carry_AE)))
+    rest = list(train(setup, stopped.state, TaskPosition(stopped.epoch + 1, stopped.carry.joined())))
     assert [event.digest for event in of(rest, "flood")] == [event.digest for event in of(whole, "flood")][1:]
 
 

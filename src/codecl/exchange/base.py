@@ -1,18 +1,18 @@
 """What an exchange does. The loop, the methods and the metrics know these verbs and nothing else.
 
-Shapes: A agents of this process (rows, in the order of `agents`), D numbers of a message.
+Shapes: A agents of this process (rows, in the order of `agents`), D numbers of a row, H messages that are heard,
+each of B bytes, K senders that an agent hears at most.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from codecl.errors import RunFailed
-from codecl.exchange.quantised import Rows
 
 MessageKind = Literal["train", "agree", "reduce", "flood"]
 Tensors = Mapping[str, Tensor]
@@ -73,15 +73,15 @@ class Pending(Protocol):
 
 
 class Heard(NamedTuple):
-    """Rows in few bits that arrived: those of agent i's senders are `rows[senders_AK[i]]`, weight 0: none."""
+    """Messages that arrived: those of agent i's senders are `packed_HB[senders_AK[i]]`, weight 0: none."""
 
-    rows: Rows
+    packed_HB: Tensor
     senders_AK: Tensor
     weights_AK: Tensor
 
 
-class PendingRows(Protocol):
-    """Rows in few bits on their way."""
+class PendingSwap(Protocol):
+    """Bytes on their way."""
 
     def wait(self) -> Heard:
         """What arrived."""
@@ -97,6 +97,9 @@ class Exchange(Protocol):
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Pending:
         """Send each row to those who hear it. `wait` gives W_mix · rows."""
 
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> PendingSwap:
+        """Send the bytes of each agent to those who hear it."""
+
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""
 
@@ -108,14 +111,6 @@ class Exchange(Protocol):
 
     def gather(self, rows_A: Tensor) -> Tensor:
         """The rows of all agents, here. Watching only, not counted."""
-
-
-@runtime_checkable
-class Swaps(Protocol):
-    """An exchange that can send rows in few bits."""
-
-    def swap(self, rows: Rows, bits: int, kind: Literal["train", "agree"]) -> PendingRows:
-        """Send each row, in so many bits a number, to those who hear it."""
 
 
 def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> Flood | None:

@@ -1,7 +1,8 @@
 """A round of gossip, with messages as exact as the rows or in few bits.
 
 What a round hands to the next (`memory`) travels with the coordinates: a checkpoint has it, a captured step replays it.
-Shapes: A agents of this process, D numbers of a row, C chunks of a row, M numbers of an agent's memory.
+Shapes: A agents of this process, H rows that are heard, D numbers of a row, B bytes of a message, C chunks of a row,
+M numbers of an agent's memory.
 """
 
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from codecl.exchange import quantised
-from codecl.exchange.base import Exchange, Swaps
+from codecl.exchange.base import Exchange
+from codecl.exchange.quantised import CHUNK, Dither
 from codecl.seeding import derive
 
-Bits = Literal[32, 16, 8, 4, 3, 2]
+Bits = Literal[32, 16, 8, 4, 3, 2, "bfloat16"]
 GossipKind = Literal["train", "agree"]
 STEP = {3: 0.5, 2: 0.3}  # γ where the noise of rounding asks for a smaller step towards the neighbours
 MOVED = 2.0  # two neighbours that both moved are apart by at most so much more
+FAILING = 50  # rounds in a row in which a chunk could not be read: nobody will be able to
 
 
 class MessageConfig(BaseModel):
@@ -36,8 +39,8 @@ class PendingMix(NamedTuple):
 class Messages(Protocol):
     """How the rows of a task are sent."""
 
-    def width(self, size: int) -> int:
-        """M: numbers of memory for rows of this size."""
+    def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
+        """[A, M]: what is remembered before this round, where all agents start from the same row."""
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
         """Send each row to those who hear it."""
@@ -45,12 +48,15 @@ class Messages(Protocol):
     def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
         """The memory after rows changed since they were mixed."""
 
+    def unread(self, memory_AM: Tensor) -> str | None:
+        """What to say where messages cannot be read any more."""
+
 
 class Exact:
     """Rows as they are. Law: no memory, and what the exchange gives."""
 
-    def width(self, size: int) -> int:
-        return 0
+    def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
+        return rows_AD[:, :0]
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
         pending = exchange.start(rows_AD, kind)
@@ -59,54 +65,101 @@ class Exact:
     def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
         return memory_AM
 
+    def unread(self, memory_AM: Tensor) -> str | None:
+        return None
+
+
+class BFloat16(Exact):
+    """Rows in bfloat16: 8 bits of fraction, rounded up or down at random, all agents with the same numbers. Memory: the
+    round's number. Law: the mean of all agents is kept."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
+        return rows_AD.new_full((len(rows_AD), 1), round)
+
+    def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
+        size = rows_AD.shape[1]
+        uniform_CL = quantised.uniform(Dither(self.seed, memory_AM[0, 0]), 0, quantised.chunks(size), torch.float32)
+        bits_AD = rows_AD.float().view(torch.int32) + (uniform_CL.flatten()[:size] * 2**16).to(torch.int32)
+        own_AD = (bits_AD & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+        pending = exchange.swap(own_AD.view(torch.uint8), kind)
+
+        def wait() -> tuple[Tensor, Tensor]:
+            heard_HB, senders_AK, weights_AK = pending.wait()
+            heard_HD, mixed_AD = heard_HB.view(torch.bfloat16).to(rows_AD), rows_AD
+            for senders_A, weights_A in zip(senders_AK.mT, weights_AK.mT, strict=True):
+                differ_AD = heard_HD.index_select(0, senders_A) - own_AD
+                finite_A = differ_AD.isfinite().all(1)
+                mixed_AD = mixed_AD + torch.where(finite_A[:, None], weights_A[:, None] * differ_AD, 0)
+            return mixed_AD, memory_AM + 1
+
+        return PendingMix(wait)
+
 
 class FewBits:
-    """Rows in few bits. Memory: of each chunk, how far apart neighbours are expected to be and how far the agent itself
-    moved since; and the round's number.
+    """Rows in few bits. Memory: of each chunk, how far apart neighbours are expected to be, how far the agent itself
+    moved since, and for how many rounds it could not be read; and the round's number.
 
-    Laws: the mean of all agents is kept; the same integers leave in every exchange."""
+    Laws: the mean of all agents is kept; the same bytes leave in every exchange."""
 
     def __init__(self, bits: int, seed: int) -> None:
         self.bits, self.seed = bits, seed
 
-    def width(self, size: int) -> int:
-        return 2 * quantised.chunks(size) + 1
+    def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
+        memory_AM = rows_AD.new_zeros(len(rows_AD), 3 * quantised.chunks(rows_AD.shape[1]) + 1)
+        memory_AM[:, -1] = round
+        return memory_AM
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
-        expected_AC, moved_AC, round_A1 = self._parts(memory_AM)
-        uniform_D = quantised.uniform(self.seed, round_A1[0, 0], rows_AD.shape[1], rows_AD.dtype)
-        codes_AC = quantised.codes(rows_AD, expected_AC + MOVED * moved_AC, self.bits)
-        own = quantised.round_off(rows_AD, codes_AC, uniform_D, self.bits)
-        assert isinstance(exchange, Swaps), "peers refuse few bits before anything starts"
-        pending = exchange.swap(own, self.bits, kind)
+        expected_AC, moved_AC, failing_AC, round_A1 = _parts(memory_AM)
+        dither = Dither(self.seed, round_A1[0, 0])
+        packed_AB = quantised.encode(rows_AD, expected_AC + MOVED * moved_AC, dither, self.bits)
+        pending = exchange.swap(packed_AB, kind)
 
         def wait() -> tuple[Tensor, Tensor]:
-            heard = pending.wait()
-            weights_AK = heard.weights_AK * STEP.get(self.bits, 1.0)
-            mixed_AD, next_AC = quantised.mix(
-                rows_AD, own, heard.rows, heard.senders_AK, weights_AK, expected_AC, uniform_D, self.bits
-            )
-            return mixed_AD, torch.cat([next_AC, torch.zeros_like(moved_AC), round_A1 + 1], 1)
+            heard_HB, senders_AK, weights_AK = pending.wait()
+            weights_AK = weights_AK * STEP.get(self.bits, 1.0)
+            mixed = quantised.mix(rows_AD, packed_AB, heard_HB, senders_AK, weights_AK, expected_AC, dither, self.bits)
+            unread_AC = torch.where(mixed.right_AC, 0, failing_AC + 1)
+            memory = torch.cat([mixed.expected_AC, torch.zeros_like(moved_AC), unread_AC, round_A1 + 1], 1)
+            return mixed.rows_AD, memory
 
         return PendingMix(wait)
 
     def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
-        expected_AC, _, round_A1 = self._parts(memory_AM)
-        return torch.cat([expected_AC, quantised.largest(rows_AD - mixed_AD), round_A1], 1)
+        expected_AC, _, failing_AC, round_A1 = _parts(memory_AM)
+        return torch.cat([expected_AC, quantised.moved(mixed_AD, rows_AD), failing_AC, round_A1], 1)
 
-    @staticmethod
-    def _parts(memory_AM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chunks = memory_AM.shape[1] // 2
-        return memory_AM[:, :chunks], memory_AM[:, chunks:-1], memory_AM[:, -1:]
+    def unread(self, memory_AM: Tensor) -> str | None:
+        expected_AC, _, failing_AC, _ = _parts(memory_AM)
+        if not failing_AC.max() >= FAILING:
+            return None
+        row, chunk = divmod(int(failing_AC.argmax()), failing_AC.shape[1])
+        return (
+            f"numbers {chunk * CHUNK} to {(chunk + 1) * CHUNK - 1} of neighbours' messages could not be read for"
+            f" {int(failing_AC[row, chunk])} rounds (they are further apart than {float(expected_AC[row, chunk]):.3g});"
+            f" raise message.bits (it is {self.bits}) or lower train.lr"
+        )
+
+
+def _parts(memory_AM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    chunks = memory_AM.shape[1] // 3
+    expected_AC, moved_AC, failing_AC, round_A1 = memory_AM.split([chunks, chunks, chunks, 1], 1)
+    return expected_AC, moved_AC, failing_AC, round_A1
 
 
 def messages(config: MessageConfig, seed: int, task: int) -> Messages:
     """How the rows of a task are sent."""
     if config.bits == 32:
         return Exact()
-    return FewBits(config.bits, derive(seed, "rounding", task) & quantised.MASK)
+    dither = derive(seed, "rounding", task) & quantised.MASK
+    return BFloat16(dither) if config.bits == "bfloat16" else FewBits(config.bits, dither)
 
 
 def message_bytes(config: MessageConfig, size: int, itemsize: int) -> int:
     """Of a message of so many numbers. Law: what leaves is as long."""
-    return size * itemsize if config.bits == 32 else quantised.packed_bytes(size, config.bits)
+    if config.bits == 32:
+        return size * itemsize
+    return 2 * size if config.bits == "bfloat16" else quantised.packed_bytes(size, config.bits)

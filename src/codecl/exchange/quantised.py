@@ -8,11 +8,14 @@ Sent are ⌊x/h + u⌋ mod 2^b, the pitch, and a check sum of what was cut off. 
 receiver knows the rest; where it does not, the check sum tells, and the chunk counts as lost. All agents draw the same
 u: where neighbours agree, so do their roundings, and the noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
 
+`kernels` has `encode` and `mix` for a GPU, equal bit for bit.
+
 Shapes: A agents that send, H rows that are heard, K senders that an agent hears at most, D numbers of a row,
 C chunks of a row, L numbers of a chunk, B bytes of a packed row.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,6 +26,10 @@ CHUNK = 1024  # numbers with one pitch and one check sum
 STEPS = 4  # pitches of an octave: 2^(code / 4)
 LEAST, MOST = -128, 127  # codes of a pitch
 RESOLUTION = {torch.float32: 20, torch.float64: 40}  # bits below a chunk's largest number that a pitch may go
+INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+FRACTION = {torch.float32: 23, torch.float64: 52}  # bits of a number's fraction
+BIAS = {torch.float32: 127, torch.float64: 1023}  # of its exponent
+FURTHEST = {torch.float32: 2.0**30, torch.float64: 2.0**60}  # in pitches: beyond, nothing can be right
 MARGIN = 1.25  # of the range over the largest difference that is expected
 TAIL = 5.0  # the largest difference of a chunk over the mean one, at least
 WIDER = 4.0  # after a chunk that could not be unwrapped
@@ -30,14 +37,30 @@ SPREAD = 0.75  # of what a neighbour expects: so that word of a wide chunk gets 
 DECAY = 0.8  # of what was expected, where less was seen
 MASK = 0xFFFFFFFF
 HEADER = 5  # bytes of a chunk beside its numbers: code of the pitch and check sum
+SAMPLE, APART = 32, 256  # to tell how far a chunk moved, so many numbers side by side are looked at, so far apart
+FEW = 64  # chunks: of rows that are no longer all numbers are looked at
+BLOCK = 256  # chunks at a time on a CPU: they stay in its cache
 
 
-class Rows(NamedTuple):
-    """Rows as they are sent."""
+class Dither(NamedTuple):
+    """Where the uniform numbers of a round come from: the same for all agents, in every exchange."""
 
-    integers_HD: Tensor  # int64: whole at the sender, modulo 2^b at a receiver
-    codes_HC: Tensor  # int64: of pitches
-    sums_HC: Tensor  # int64, 32 bits: check sums of what modulo cuts off
+    seed: int
+    round: Tensor  # a number
+
+
+class Parts(NamedTuple):
+    """What packed rows hold."""
+
+    integers_HCL: Tensor  # modulo 2^b
+    codes_HC: Tensor  # of pitches
+    sums_HC: Tensor  # 32 bits: check sums of what modulo cut off
+
+
+class Mixed(NamedTuple):
+    rows_AD: Tensor
+    expected_AC: Tensor  # how far apart neighbours are expected to be in the next round
+    right_AC: Tensor  # whether all that was heard of a chunk could be unwrapped
 
 
 def chunks(size: int) -> int:
@@ -45,7 +68,7 @@ def chunks(size: int) -> int:
 
 
 def packed_bytes(size: int, bits: int) -> int:
-    """B: what a message of so many numbers has. Law: it is what `pack` gives."""
+    """B: what a message of so many numbers has. Law: it is what `encode` gives."""
     return math.ceil(size * bits / 8) + HEADER * chunks(size)
 
 
@@ -56,25 +79,18 @@ def in_chunks(rows_HD: Tensor) -> Tensor:
     return padded.view(*rows_HD.shape[:-1], chunks(size), CHUNK)
 
 
-def over_chunks(values_HC: Tensor, size: int) -> Tensor:
-    """[H, C] -> [H, D]: each number's, of its chunk."""
-    return values_HC.repeat_interleave(CHUNK, -1)[..., :size]
+def uniform(dither: Dither, first: int, count: int, dtype: torch.dtype) -> Tensor:
+    """[C, L] numbers in [0, 1) for chunks `first` and on, by seed, round and place alone: a hash of the place in the
+    chunk, shifted by a hash of the chunk."""
+    key = _hashed((dither.seed + 0x9E3779B9 * dither.round.long()) & MASK)
+    places_L = torch.arange(CHUNK, device=key.device)
+    chunks_C = torch.arange(first, first + count, device=key.device)
+    base_L, shift_C = _hashed((key + _hashed(places_L)) & MASK), _hashed((key ^ _hashed(chunks_C + CHUNK)) & MASK)
+    sums_CL = (base_L >> 8).to(torch.int32) + (shift_C >> 8).to(torch.int32)[:, None]
+    return (sums_CL & 0xFFFFFF).to(dtype) * 2.0**-24
 
 
-def largest(rows_HD: Tensor) -> Tensor:
-    """[H, C]: the largest magnitude of each chunk."""
-    return in_chunks(rows_HD.abs()).amax(-1)
-
-
-def uniform(seed: int, round: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """[D] numbers in [0, 1), by seed, round and place alone: the same for all agents, on every device and in every
-    exchange (a counter through a mixing function of 32 bits)."""
-    key = _mixed((seed + 0x9E3779B9 * round.long()) & MASK)
-    places_D = torch.arange(size, device=round.device)
-    return (_mixed((key + _mixed(places_D)) & MASK) >> 8).to(dtype) * 2.0**-24
-
-
-def _mixed(values: Tensor) -> Tensor:
+def _hashed(values: Tensor) -> Tensor:
     """The last steps of MurmurHash3, on 32 bits in an int64."""
     values = values ^ (values >> 16)
     values = (values * 0x85EBCA6B) & MASK
@@ -83,125 +99,186 @@ def _mixed(values: Tensor) -> Tensor:
     return values ^ (values >> 16)
 
 
+def moved(before_AD: Tensor, after_AD: Tensor) -> Tensor:
+    """[A, C]: how far each chunk moved. Of long rows by an eighth: to look at all would cost as much as to mix."""
+    size, device = before_AD.shape[1], before_AD.device
+    if chunks(size) <= FEW:
+        return in_chunks((after_AD - before_AD).abs()).amax(-1)
+    starts, places = torch.arange(0, chunks(size) * CHUNK, APART, device=device), torch.arange(SAMPLE, device=device)
+    which = (starts[:, None] + places).clamp(max=size - 1).flatten()
+    change = after_AD.index_select(1, which) - before_AD.index_select(1, which)
+    return change.abs().view(len(change), chunks(size), -1).amax(-1)
+
+
 def reach(bits: int) -> float:
     """How many pitches neighbours may be apart."""
     return 2 ** (bits - 1) - 0.5
 
 
-def codes(rows_AD: Tensor, expected_AC: Tensor, bits: int) -> Tensor:
+def codes(largest_AC: Tensor, expected_AC: Tensor, bits: int) -> Tensor:
     """[A, C]: the smallest pitches that reach as far as neighbours are expected to be apart, with a margin; not finer
-    than what the numbers themselves resolve."""
-    finest_AC = largest(rows_AD) * 2.0 ** -RESOLUTION[rows_AD.dtype]
-    part_AC, octave_AC = torch.frexp(torch.maximum(MARGIN * expected_AC / reach(bits), finest_AC))  # part < 1
-    above = sum((part_AC > 2.0 ** (step / STEPS - 1)).long() for step in range(1, STEPS))
-    return (STEPS * (octave_AC.long() - 1) + 1 + above).clamp(LEAST, MOST)
+    than what numbers as large as `largest_AC` resolve. What is not finite gets the finest: nobody is misled by it."""
+    dtype = largest_AC.dtype
+    wanted_AC = torch.maximum(expected_AC * (MARGIN / reach(bits)), largest_AC * 2.0 ** -RESOLUTION[dtype])
+    bits_AC, fraction, bias = wanted_AC.view(INTEGER[dtype]), FRACTION[dtype], BIAS[dtype]
+    octave_AC = (bits_AC >> fraction) - bias  # wanted = part · 2^octave, 1 <= part < 2
+    part_AC = ((bits_AC & ((1 << fraction) - 1)) | (bias << fraction)).view(dtype)
+    above = sum((part_AC > 2.0 ** (step / STEPS)).to(bits_AC.dtype) for step in range(STEPS))
+    codes_AC = (STEPS * octave_AC + above).clamp(LEAST, MOST)
+    return torch.where(octave_AC > bias, LEAST, codes_AC)
 
 
 def pitches(codes_HC: Tensor, dtype: torch.dtype) -> Tensor:
     """2^(code / 4), the same on every device: a constant times a power of two that is put together bit by bit."""
-    octave_HC, step_HC = codes_HC >> 2, codes_HC & (STEPS - 1)
-    bias, fraction, integer = (127, 23, torch.int32) if dtype == torch.float32 else (1023, 52, torch.int64)
-    pitch_HC = ((octave_HC + bias) << fraction).to(integer).view(dtype)
+    octave_HC, step_HC = codes_HC.to(INTEGER[dtype]) >> 2, codes_HC & (STEPS - 1)
+    pitch_HC = ((octave_HC + BIAS[dtype]) << FRACTION[dtype]).view(dtype)
     for step in range(1, STEPS):
         pitch_HC = torch.where(step_HC == step, pitch_HC * 2.0 ** (step / STEPS), pitch_HC)
     return pitch_HC
 
 
-def round_off(rows_AD: Tensor, codes_AC: Tensor, uniform_D: Tensor, bits: int) -> Rows:
-    """⌊x/h + u⌋, whole, with pitches and check sums."""
-    scaled_AD = rows_AD / over_chunks(pitches(codes_AC, rows_AD.dtype), rows_AD.shape[1])
-    integers_AD = (scaled_AD + uniform_D).floor().long()
-    return Rows(integers_AD, codes_AC, check_sums(integers_AD, bits))
+def scaled(rows_HCL: Tensor, codes_HC: Tensor, uniform_CL: Tensor) -> Tensor:
+    """x/h + u."""
+    return (rows_HCL * pitches(-codes_HC, rows_HCL.dtype)[..., None]).add_(uniform_CL)
 
 
-def check_sums(integers_HD: Tensor, bits: int) -> Tensor:
+def whole(scaled_HCL: Tensor) -> Tensor:
+    """⌊·⌋ as integers."""
+    limit = FURTHEST[scaled_HCL.dtype]
+    return scaled_HCL.floor().clamp_(-limit, limit).to(INTEGER[scaled_HCL.dtype])
+
+
+def check_sums(integers_HCL: Tensor, bits: int) -> Tensor:
     """[H, C]: of what modulo 2^b cuts off, 32 bits. A number that is wrong by any multiple of 2^b shows."""
-    cut_HCL = in_chunks(integers_HD >> bits)
-    odd_L = _mixed(torch.arange(1, CHUNK + 1, device=integers_HD.device)) | 1
-    return ((cut_HCL & MASK) * odd_L & MASK).sum(-1) & MASK
+    odd_L = _hashed(torch.arange(1, CHUNK + 1, device=integers_HCL.device)) | 1
+    odd_L = torch.where(odd_L >> 31 > 0, odd_L - (1 << 32), odd_L).to(integers_HCL.dtype)  # signed, equal modulo 2^32
+    return ((integers_HCL >> bits) * odd_L).sum(-1, dtype=torch.int64) & MASK
 
 
-def values(rows: Rows, dtype: torch.dtype) -> Tensor:
-    """x̂ of whole integers [H, D]."""
-    integers_HD = rows.integers_HD
-    return integers_HD.to(dtype) * over_chunks(pitches(rows.codes_HC, dtype), integers_HD.shape[1])
+def unwrapped(low_HCL: Tensor, scaled_HCL: Tensor, bits: int) -> Tensor:
+    """The integers that are `low` modulo 2^b and nearest to a receiver's own numbers on the sender's pitch.
+
+    Law: the sender's, where |x_j - x_i| < reach · h."""
+    least_HCL = whole(scaled_HCL + (0.5 - 2 ** (bits - 1)))
+    return (low_HCL - least_HCL).bitwise_and_((1 << bits) - 1).add_(least_HCL)
 
 
-def unwrapped(heard: Rows, near_HD: Tensor, uniform_D: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """(x̂ [H, D], whether each chunk is right [H, C]) of rows modulo 2^b, near these numbers of a receiver.
-
-    Laws: right, and x̂ the sender's, where |near - x| < reach · h; where it is not right, it says so."""
-    size, dtype, period = near_HD.shape[1], near_HD.dtype, 2**bits
-    limit = 2.0 ** (RESOLUTION[dtype] + 3)
-    near_HD = near_HD / over_chunks(pitches(heard.codes_HC, dtype), size) + (uniform_D - 0.5)
-    near_HD = near_HD.clamp(-limit, limit)
-    low_HD = (heard.integers_HD & (period - 1)).to(dtype)
-    integers_HD = (low_HD + ((near_HD - low_HD) / period).round() * period).long()
-    right_HC = check_sums(integers_HD, bits) == heard.sums_HC
-    return values(heard._replace(integers_HD=integers_HD), dtype), right_HC
+def pack(integers_HCL: Tensor, bits: int) -> Tensor:
+    """[H, C, L] -> [H, C, bytes] of the integers modulo 2^b. Law: `unpack` gives them back."""
+    group, octets = _group(bits)
+    low = (integers_HCL & ((1 << bits) - 1)).to(torch.int32).view(*integers_HCL.shape[:2], -1, group)
+    words = low[..., 0].clone()
+    for place in range(1, group):
+        words |= low[..., place] << (place * bits)
+    return torch.stack([words >> (8 * octet) for octet in range(octets)], -1).to(torch.uint8).flatten(2)
 
 
-def pack(rows: Rows, bits: int) -> Tensor:
-    """[H, B] bytes. Law: `unpack` gives the integers modulo 2^b, pitches and check sums back."""
-    count, size = rows.integers_HD.shape
-    group, octets, groups = _groups(size, bits)
-    low = functional.pad(rows.integers_HD & ((1 << bits) - 1), (0, groups * group - size)).view(count, groups, group)
-    words = (low << _places(group, bits, low)).sum(-1, keepdim=True)
-    numbers = ((words >> _places(octets, 8, low)) & 255).view(count, groups * octets)[:, : math.ceil(size * bits / 8)]
-    sums = ((rows.sums_HC[..., None] >> _places(4, 8, low)) & 255).flatten(1)
-    return torch.cat([numbers, rows.codes_HC & 255, sums], 1).to(torch.uint8)
+def unpack(bytes_HCB: Tensor, bits: int) -> Tensor:
+    """[H, C, bytes] -> [H, C, L] integers from 0 to 2^b - 1, int32."""
+    group, octets = _group(bits)
+    parts = bytes_HCB.to(torch.int32).view(*bytes_HCB.shape[:2], -1, octets)
+    words = parts[..., 0].clone()
+    for octet in range(1, octets):
+        words |= parts[..., octet] << (8 * octet)
+    return torch.stack([(words >> (place * bits)) & ((1 << bits) - 1) for place in range(group)], -1).flatten(2)
 
 
-def unpack(bytes_HB: Tensor, size: int, bits: int) -> Rows:
-    count, parts, length = len(bytes_HB), chunks(size), math.ceil(size * bits / 8)
-    group, octets, groups = _groups(size, bits)
-    numbers, codes_HC, sums = bytes_HB.long().split([length, parts, 4 * parts], 1)
-    numbers = functional.pad(numbers, (0, groups * octets - length)).view(count, groups, octets)
-    words = (numbers << _places(octets, 8, numbers)).sum(-1, keepdim=True)
-    low_HD = ((words >> _places(group, bits, words)) & ((1 << bits) - 1)).view(count, groups * group)[:, :size]
-    sums_HC = (sums.view(count, parts, 4) << _places(4, 8, sums)).sum(-1)
-    return Rows(low_HD, (codes_HC ^ 128) - 128, sums_HC)
-
-
-def _groups(size: int, bits: int) -> tuple[int, int, int]:
-    """(numbers that fill whole bytes together, those bytes, how many such groups)."""
+def _group(bits: int) -> tuple[int, int]:
+    """(numbers that fill whole bytes together, those bytes)."""
     group = 8 // math.gcd(8, bits)
-    return group, group * bits // 8, math.ceil(size / group)
+    return group, group * bits // 8
 
 
-def _places(count: int, bits: int, like: Tensor) -> Tensor:
-    """By how many bits each of so many is shifted."""
-    return torch.arange(count, device=like.device) * bits
+def _blocks(like: Tensor) -> Iterator[tuple[int, int]]:
+    """(first, last) of chunks that are worked on at a time."""
+    count = chunks(like.shape[1])
+    block = BLOCK if like.device.type == "cpu" else count
+    return ((first, min(first + block, count)) for first in range(0, count, block))
+
+
+def encode(rows_AD: Tensor, expected_AC: Tensor, dither: Dither, bits: int) -> Tensor:
+    """[A, B] bytes: the numbers of all chunks, then the codes of their pitches, then their check sums."""
+    agents, size = rows_AD.shape
+    packed_AB = torch.empty(agents, packed_bytes(size, bits), dtype=torch.uint8, device=rows_AD.device)
+    numbers, codes_AC, sums = _fields(packed_AB, size, bits)
+    for first, last in _blocks(rows_AD):
+        rows_ACL = in_chunks(rows_AD[:, first * CHUNK : last * CHUNK])
+        largest_AC = rows_ACL.abs().amax(-1)
+        of_block = codes(largest_AC, expected_AC[:, first:last], bits)
+        integers_ACL = whole(scaled(rows_ACL, of_block, uniform(dither, first, last - first, rows_AD.dtype)))
+        place = _bytes_of(first, last, bits)
+        numbers[:, place] = pack(integers_ACL, bits).flatten(1)[:, : numbers[:, place].shape[1]]
+        codes_AC[:, first:last] = of_block & 255
+        is_whole = largest_AC * pitches(-of_block, rows_AD.dtype) < FURTHEST[rows_AD.dtype]
+        sums_AC = check_sums(integers_ACL, bits) ^ ~is_whole  # what is not finite is not to be read
+        octets = [(sums_AC >> (8 * octet)) & 255 for octet in range(4)]
+        sums[:, 4 * first : 4 * last] = torch.stack(octets, -1).flatten(1)
+    return packed_AB
+
+
+def decode(packed_HB: Tensor, size: int, bits: int, first: int = 0, last: int | None = None) -> Parts:
+    """What packed rows hold, of chunks from `first` to before `last`."""
+    last = chunks(size) if last is None else last
+    numbers, codes_HC, sums = _fields(packed_HB, size, bits)
+    part = numbers[:, _bytes_of(first, last, bits)]
+    part = functional.pad(part, (0, (last - first) * CHUNK * bits // 8 - part.shape[1]))
+    octets = sums[:, 4 * first : 4 * last].long().view(len(sums), -1, 4)
+    sums_HC = sum(octets[..., octet] << (8 * octet) for octet in range(4))
+    assert isinstance(sums_HC, Tensor)
+    codes_HC = (codes_HC[:, first:last].to(torch.int32) ^ 128) - 128
+    return Parts(unpack(part.view(len(part), last - first, -1), bits), codes_HC, sums_HC)
+
+
+def _fields(packed_HB: Tensor, size: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of numbers, codes and check sums."""
+    numbers, codes_HC, sums = packed_HB.split([math.ceil(size * bits / 8), chunks(size), 4 * chunks(size)], 1)
+    return numbers, codes_HC, sums
+
+
+def _bytes_of(first: int, last: int, bits: int) -> slice:
+    return slice(first * CHUNK * bits // 8, last * CHUNK * bits // 8)
 
 
 def mix(
     rows_AD: Tensor,
-    own: Rows,
-    heard: Rows,
+    packed_AB: Tensor,
+    heard_HB: Tensor,
     senders_AK: Tensor,
     weights_AK: Tensor,
     expected_AC: Tensor,
-    uniform_D: Tensor,
+    dither: Dither,
     bits: int,
-) -> tuple[Tensor, Tensor]:
-    """(x_i + Σ_j w_ij (x̂_j - x̂_i), how far apart neighbours are expected to be next [A, C]).
+) -> Mixed:
+    """x_i + Σ_j w_ij (x̂_j - x̂_i). `packed_AB`: what the agents sent themselves.
 
-    `senders_AK`: rows of `heard`; a weight of zero: none. The weight of a chunk that is not right stays with the agent.
-    Law: the mean of all agents is kept, where all chunks are right."""
+    `senders_AK`: rows of `heard_HB`; a weight of zero: none. The weight of a chunk that is not right stays with the
+    agent. Law: the mean of all agents is kept, where all chunks are right."""
     size, dtype = rows_AD.shape[1], rows_AD.dtype
-    rounded_AD = values(own, dtype)
-    mixed_AD, next_AC = rows_AD, DECAY * expected_AC
-    for senders_A, weights_A in zip(senders_AK.mT, weights_AK.mT, strict=True):
-        rows = Rows(*(part.index_select(0, senders_A) for part in heard))
-        theirs_AD, right_AC = unwrapped(rows, rows_AD, uniform_D, bits)
-        right_AC, is_heard_A1 = right_AC | (weights_A == 0)[:, None], (weights_A != 0)[:, None]
-        share_AC = right_AC * weights_A[:, None]
-        mixed_AD = mixed_AD + over_chunks(share_AC.to(dtype), size) * (theirs_AD - rounded_AD)
-        pitch_AC = pitches(rows.codes_HC, dtype)
-        alike_AD = values(round_off(rows_AD, rows.codes_HC, uniform_D, bits), dtype)  # on the sender's pitch
-        mean_AC = in_chunks((theirs_AD - alike_AD).abs()).mean(-1)  # its expectation is that of |x_j - x_i|
-        apart_AC = torch.maximum(largest(theirs_AD - rows_AD) - pitch_AC, TAIL * mean_AC)
-        theirs_AC = pitch_AC * (reach(bits) / MARGIN)  # how far apart the sender expects neighbours to be
-        seen_AC = torch.where(right_AC, torch.maximum(apart_AC, SPREAD * theirs_AC), WIDER * theirs_AC)
-        next_AC = torch.maximum(next_AC, seen_AC * is_heard_A1)
-    return mixed_AD, next_AC
+    mixed_AD, next_AC = torch.empty_like(rows_AD), DECAY * expected_AC
+    right_AC = torch.ones_like(expected_AC, dtype=torch.bool)
+    for first, last in _blocks(rows_AD):
+        place = slice(first * CHUNK, last * CHUNK)
+        rows_ACL = in_chunks(rows_AD[:, place])
+        uniform_CL = uniform(dither, first, last - first, dtype)
+        own_AC = decode(packed_AB, size, bits, first, last).codes_HC
+        rounded_ACL = whole(scaled(rows_ACL, own_AC, uniform_CL)).to(dtype) * pitches(own_AC, dtype)[..., None]
+        mixed_ACL = rows_ACL.clone()
+        heard = decode(heard_HB, size, bits, first, last)
+        for senders_A, weights_A in zip(senders_AK.mT, weights_AK.mT, strict=True):
+            low_ACL, codes_AC, sums_AC = (part.index_select(0, senders_A) for part in heard)
+            pitch_AC = pitches(codes_AC, dtype)
+            scaled_ACL = scaled(rows_ACL, codes_AC, uniform_CL)
+            theirs_ACL = unwrapped(low_ACL, scaled_ACL, bits)
+            heard_A1 = (weights_A != 0)[:, None]
+            is_right_AC = (check_sums(theirs_ACL, bits) == sums_AC) | ~heard_A1
+            share_AC = is_right_AC * weights_A[:, None]
+            mixed_ACL += ((theirs_ACL.to(dtype) * pitch_AC[..., None]) - rounded_ACL) * share_AC[..., None]
+            differ_ACL = (theirs_ACL - whole(scaled_ACL)).abs_()  # its expectation is that of |x_j - x_i| / h
+            mean_AC = differ_ACL.sum(-1).to(dtype) * (TAIL / CHUNK)
+            apart_AC = torch.maximum((differ_ACL.amax(-1) - 1).to(dtype), mean_AC)
+            theirs = reach(bits) / MARGIN  # how many pitches apart the sender expects neighbours to be
+            seen_AC = pitch_AC * torch.where(is_right_AC, apart_AC.clamp(min=SPREAD * theirs), WIDER * theirs)
+            next_AC[:, first:last] = torch.maximum(next_AC[:, first:last], seen_AC * heard_A1)
+            right_AC[:, first:last] &= is_right_AC
+        mixed_AD[:, place] = mixed_ACL.flatten(1)[:, : size - first * CHUNK]
+    return Mixed(mixed_AD, next_AC, right_AC)

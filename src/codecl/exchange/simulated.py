@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from codecl.exchange.base import Flood, Heard, Tensors, Traffic, digest
-from codecl.exchange.quantised import Rows, packed_bytes
 from codecl.exchange.topology import Topology
 
 
@@ -24,7 +23,7 @@ class Mixed(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """Rows that are heard as soon as they are sent."""
+    """Bytes that are heard as soon as they are sent."""
 
     heard: Heard
 
@@ -55,9 +54,9 @@ class Simulated:
         with torch.cuda.stream(self._beside):
             return Mixed(self._mixing_AA @ rows_AD, self._beside)
 
-    def swap(self, rows: Rows, bits: int, kind: Literal["train", "agree"]) -> Swapped:
-        self.traffic.count(kind, len(self.topology.edges), packed_bytes(rows.integers_HD.shape[1], bits))
-        return Swapped(Heard(rows, self._senders_AK, self._weights_AK))
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> Swapped:
+        self.traffic.count(kind, len(self.topology.edges), packed_AB[0].nbytes)
+        return Swapped(Heard(packed_AB, self._senders_AK, self._weights_AK))
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         sums = [dict(part) for part in parts]

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from torch.nn import functional
-
 from codecl.errors import DataError
 from codecl.exchange import digest
 from codecl.peers import certificates
@@ -26,7 +24,7 @@ from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter, labels_of
 from codecl.runs.writer import folder_of as run_folder_of
 from codecl.train import events
-from codecl.train.loop import beside, evaluate, train
+from codecl.train.loop import at_rest, evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 from codecl.train.task_start import chooses
@@ -190,12 +188,12 @@ class PeerRun:
                 self._record(evaluate(self.setup, state, len(state.kept) - 1))
         if point is None:
             return None
-        row_D = point.row_D.to(self.node.device)
-        carry = functional.pad(row_D, (0, beside(self.setup, len(row_D)))).expand(self.setup.topology.agents, -1)
+        row_AD = point.row_D.to(self.node.device).expand(self.setup.topology.agents, -1)
+        carry_AE = at_rest(self.setup, row_AD, point.step).joined()
         if point.agreed:
-            return TaskPosition(self.setup.train.epochs, carry, agreed=True)
+            return TaskPosition(self.setup.train.epochs, carry_AE, agreed=True)
         steps = self.setup.tasks[self.stages[len(self.history.commits)].task].steps(self.setup.train.batch_size)
-        return TaskPosition(point.step // steps, carry, point.step % steps)
+        return TaskPosition(point.step // steps, carry_AE, point.step % steps)
 
     def _ends(self, ids: Sequence[bytes]) -> list[bytes]:
         """Of these commits, those that ended a task."""

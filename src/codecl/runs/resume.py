@@ -46,7 +46,7 @@ def events(writer: Writer, setup: Setup, state: State, ranks: Ranks, mu: bool = 
             if isinstance(event, EpochEnded):
                 if not ranks.broadcast(partial(writer.config.checkpoint.due, steps, time.monotonic() - saved)):
                     continue
-                position = TaskPosition(event.epoch + 1, exchange.gather(event.live.carry_AE))
+                position = TaskPosition(event.epoch + 1, exchange.gather(event.live.carry.joined()))
                 writer.save(event.live.state, position, _generators(exchange, device))
             elif isinstance(event, Evaluated):
                 writer.save(event.state, None, _generators(exchange, device))

@@ -20,7 +20,7 @@ from codecl.train import kernels
 from codecl.train.cuda_graph import RunEpoch, epochs
 from codecl.train.execution import Execution
 from codecl.train.loop import open_task, start_of
-from codecl.train.state import Setup, State
+from codecl.train.state import Carry, Setup, State
 from codecl.train.step import make_step
 
 CANDIDATES: dict[str, tuple[Execution, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
@@ -76,22 +76,22 @@ def measure(setup: Setup, state: State, device: torch.device) -> dict[Execution,
     for execution in CANDIDATES[device.type]:
         agents = open_task(setup._replace(execution=execution), state, data)
         step = make_step(setup, state, data, agents)
-        carry_AE = start_of(setup, agents).carry_AE
+        carry = Carry.split(start_of(setup, agents).carry_AE, agents.layout.size, setup.train.momentum)
         indices = data.indices(0, setup.exchange.agents, setup.train.batch_size)[:count]
         with suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
-            step(carry_AE, indices[0].to(device), 0.0)
+            step(carry, indices[0].to(device), 0.0)
             if agents.execution == execution:  # a model that cannot be stacked falls back to a loop
-                run = epochs(step, carry_AE, indices, setup.exchange.traffic, graph=graph)
-                turns[execution] = _turn(run, carry_AE, indices, device)
+                run = epochs(step, carry, indices, setup.exchange.traffic, graph=graph)
+                turns[execution] = _turn(run, carry, indices, device)
     rounds = [{execution: turn() for execution, turn in turns.items()} for _ in range(ROUNDS)]
     return {execution: round(min(times[execution] for times in rounds), 4) for execution in turns}
 
 
-def _turn(run: RunEpoch, carry_AE: Tensor, indices: Tensor, device: torch.device) -> Callable[[], float]:
+def _turn(run: RunEpoch, carry: Carry, indices: Tensor, device: torch.device) -> Callable[[], float]:
     def turn() -> float:
         _wait(device)
         began = time.perf_counter()
-        for _ in run(carry_AE, indices, 0.0):
+        for _ in run(carry, indices, 0.0):
             pass
         _wait(device)
         return 1000 * (time.perf_counter() - began) / len(indices)

@@ -1,7 +1,7 @@
 """THE loop: every method and every exchange trains here. It yields events; others print, record and plot them.
 
-Shapes: A agents of this process, D coordinates of an agent, E what a step hands to the next (coordinates, and beside
-them the velocity where there is momentum), S steps of an epoch, B images of a batch, K numbers that pick an image.
+Shapes: A agents of this process, D coordinates of an agent, E what a step hands to the next, S steps of an epoch, B
+images of a batch, K numbers that pick an image.
 """
 
 import math
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from codecl.data.task import TaskData, in_batches
 from codecl.errors import RunFailed
@@ -24,7 +23,7 @@ from codecl.space.tracing import evaluating
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Evaluated, Event, Stepped, TaskOpened
-from codecl.train.state import Setup, State, TaskPosition
+from codecl.train.state import Carry, Setup, State, TaskPosition
 from codecl.train.step import make_step
 from codecl.train.task_end import close_task
 from codecl.train.task_start import body_size, choose_directions, chooses, kept_size, task_layout
@@ -39,9 +38,9 @@ def train(setup: Setup, state: State, position: TaskPosition | None = None) -> I
         agents = open_task(setup, state, data)
         start = start_of(setup, agents, position)
         yield _task_opened(setup, state, data, agents)
-        carry_AE = yield from _train_task(setup, state, data, agents, start)
+        carry = yield from _train_task(setup, state, data, agents, start)
         setup = setup._replace(execution=agents.execution)
-        state = yield from close_task(setup, state, data, agents, carry_AE, agreed=start.agreed)
+        state = yield from close_task(setup, state, data, agents, carry, agreed=start.agreed)
         yield evaluate(setup, state, data.index)
         position = None
 
@@ -58,12 +57,13 @@ def start_of(setup: Setup, agents: Agents, position: TaskPosition | None = None)
     if position:
         return position._replace(carry_AE=position.carry_AE[list(rows)])
     coords_AD = agents.layout.start().repeat(len(rows), 1)
-    return TaskPosition(0, functional.pad(coords_AD, (0, beside(setup, agents.layout.size))))
+    return TaskPosition(0, at_rest(setup, coords_AD).joined())
 
 
-def beside(setup: Setup, size: int) -> int:
-    """Numbers that a step hands to the next beside coordinates: the velocity, and what messages have to remember."""
-    return (size if setup.train.momentum else 0) + messages(setup.message, setup.seed, 0).width(size)
+def at_rest(setup: Setup, coords_AD: Tensor, round: int = 0) -> Carry:
+    """What the first step of agents that start here is handed, or one that joins the others before this round."""
+    velocity_AV = torch.zeros_like(coords_AD) if setup.train.momentum else coords_AD[:, :0]
+    return Carry(coords_AD, velocity_AV, messages(setup.message, setup.seed, 0).memory(coords_AD, round))
 
 
 class LiveEpoch(NamedTuple):
@@ -71,32 +71,33 @@ class LiveEpoch(NamedTuple):
 
     epoch: int
     state: State  # from which the task started
-    carry_AE: Tensor
-    coords_AD: Tensor
+    carry: Carry
+
+    @property
+    def coords_AD(self) -> Tensor:
+        return self.carry.coords_AD
 
 
 def _train_task(
     setup: Setup, state: State, data: TaskData, agents: Agents, start: TaskPosition
-) -> Generator[Event, None, Tensor]:
+) -> Generator[Event, None, Carry]:
     """The epochs of one task; gives what its last step left."""
-    exchange, config, size = setup.exchange, setup.train, agents.layout.size
-    carry_AE = start.carry_AE
-    coords_AD = carry_AE[:, :size]
+    exchange, config = setup.exchange, setup.train
+    carry = Carry.split(start.carry_AE, agents.layout.size, config.momentum)
     indices_SABK = data.indices(start.epoch, exchange.agents, config.batch_size)[start.step :]
-    graph = exchange.on_device and carry_AE.is_cuda
+    graph = exchange.on_device and carry.coords_AD.is_cuda
     step = make_step(setup, state, data, agents)
-    run_epoch = epochs(step, carry_AE, indices_SABK, exchange.traffic, graph)
+    run_epoch = epochs(step, carry, indices_SABK, exchange.traffic, graph)
     for epoch in range(start.epoch, config.epochs):
         began = time.perf_counter()
         losses = []
-        for carry_AE, loss_A in run_epoch(carry_AE, indices_SABK, config.lr_at(epoch)):  # noqa: B020
+        for carry, loss_A in run_epoch(carry, indices_SABK, config.lr_at(epoch)):  # noqa: B020
             losses.append(loss_A)
-            coords_AD = carry_AE[:, :size]
-            yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=coords_AD)
+            yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=carry.coords_AD)
         indices_SABK = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
-        live = LiveEpoch(epoch, state, carry_AE, coords_AD)
+        live = LiveEpoch(epoch, state, carry)
         yield _epoch_ended(setup, data, agents, live, torch.stack(losses), began)
-    return carry_AE
+    return carry
 
 
 def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> TaskOpened:
@@ -143,6 +144,11 @@ def _epoch_ended(
             f"task {data.index + 1} ({data.name}), step {step}, agent {agent}:"
             f" the loss is {losses_SA[at, row].item()}; lower train.lr (it is {lr:g})"
         )
+    unread = None
+    if live.carry.memory_AM.numel():
+        unread = messages(setup.message, setup.seed, data.index).unread(setup.exchange.gather(live.carry.memory_AM))
+    if unread:
+        raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {live.epoch + 1}: {unread}")
     error = setup.exchange.consensus_error(live.coords_AD)
     if not math.isfinite(error):
         raise RunFailed(

@@ -1,11 +1,13 @@
 """What a run needs and what it holds: the state between tasks, the position inside one.
 
-Shapes: A agents of this process, E what a step hands to the next.
+Shapes: A agents of this process, D coordinates of an agent, V numbers of its velocity, M of what messages
+remember, E of all three.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from codecl.data.task import TaskData
@@ -31,11 +33,28 @@ class State(NamedTuple):
     directions: Mapping[str, Tensor] = {}  # of the task that is open, where they were chosen
 
 
+class Carry(NamedTuple):
+    """What a step hands to the next. Law: `split` undoes `joined`."""
+
+    coords_AD: Tensor
+    velocity_AV: Tensor  # as wide as the coordinates where there is momentum, else empty
+    memory_AM: Tensor  # of messages
+
+    def joined(self) -> Tensor:
+        return torch.cat(self, 1)
+
+    @classmethod
+    def split(cls, carry_AE: Tensor, size: int, momentum: float) -> "Carry":
+        velocity = size if momentum else 0
+        coords_AD, velocity_AV, memory_AM = carry_AE.split([size, velocity, carry_AE.shape[1] - size - velocity], 1)
+        return cls(coords_AD, velocity_AV, memory_AM)
+
+
 class TaskPosition(NamedTuple):
     """Where a run stands inside a task."""
 
     epoch: int  # the next one
-    carry_AE: Tensor
+    carry_AE: Tensor  # of all agents, joined
     step: int = 0  # of that epoch, the next one
     agreed: bool = False  # all epochs are over, and agreement too
 

@@ -19,16 +19,15 @@ from codecl.space.kept import Kept, taken_out
 from codecl.space.layout import Parameters
 from codecl.train.agents import Agents
 from codecl.train.events import Agreed, Event, Flooded, Grown
-from codecl.train.state import Setup, State
+from codecl.train.state import Carry, Setup, State
 
 
 def close_task(
-    setup: Setup, state: State, data: TaskData, agents: Agents, carry_AE: Tensor, agreed: bool
+    setup: Setup, state: State, data: TaskData, agents: Agents, carry: Carry, agreed: bool
 ) -> Generator[Event, None, State]:
     """Agree, grow, flood: afterwards every agent holds the same state. If the chosen agent is gone, the next grows."""
     exchange, task, rounds = setup.exchange, data.index, 0 if agreed else setup.topology.agree_rounds
-    sending, size = messages(setup.message, setup.seed, task), agents.layout.size
-    coords_AD, memory_AM = carry_AE[:, :size], carry_AE[:, carry_AE.shape[1] - sending.width(size) :]
+    sending, coords_AD, memory_AM = messages(setup.message, setup.seed, task), carry.coords_AD, carry.memory_AM
     for _ in range(rounds):
         coords_AD, memory_AM = sending.start(exchange, coords_AD, memory_AM, "agree").wait()
     left = exchange.consensus_error(coords_AD)

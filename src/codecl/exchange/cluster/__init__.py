@@ -1,7 +1,7 @@
 """Agents spread over the ranks of `torch.distributed`: only rows that another rank's agents hear move, while the
 gradient is computed.
 
-Shapes: A agents of this rank, D numbers of a message, H agents elsewhere that are heard here.
+Shapes: A agents of this rank, D numbers or B bytes of a message, H agents that are heard here.
 """
 
 import time
@@ -16,7 +16,6 @@ from torch import Tensor
 from codecl.errors import ConfigError
 from codecl.exchange.base import Flood, Heard, Sent, Tensors, Traffic, digest
 from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Posted, Wire, packed, unpacked
-from codecl.exchange.quantised import Rows, pack, unpack
 from codecl.exchange.topology import Topology
 
 
@@ -47,21 +46,19 @@ class PendingRound(NamedTuple):
 
 
 class PendingSwap(NamedTuple):
-    """Rows in few bits on their way."""
+    """Bytes on their way."""
 
     cluster: "Cluster"
-    own: Rows
+    packed_AB: Tensor
     heard_HB: Tensor
-    bits: int
     posted: Posted
 
     def wait(self) -> Heard:
         began = time.perf_counter()
         self.posted.wait(ROUND)
         self.cluster.waited_s += time.perf_counter() - began
-        others = unpack(self.heard_HB, self.own.integers_HD.shape[1], self.bits)
-        rows = Rows(*(torch.cat(pair) for pair in zip(self.own, others, strict=True)))
-        return Heard(rows, self.cluster.senders_AK, self.cluster.weights_AK)
+        packed_HB = torch.cat([self.packed_AB, self.heard_HB])
+        return Heard(packed_HB, self.cluster.senders_AK, self.cluster.weights_AK)
 
 
 class Cluster:
@@ -93,21 +90,18 @@ class Cluster:
         self.mixing_AA, self.mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> PendingRound:
+        return PendingRound(self, rows_AD, *self._post(rows_AD, kind))
+
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> PendingSwap:
+        return PendingSwap(self, packed_AB, *self._post(packed_AB, kind))
+
+    def _post(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> tuple[Tensor, Posted]:
+        """Each row to the ranks whose agents hear it; where those of others arrive."""
         self.traffic.count(kind, self._from, rows_AD[0].nbytes)
         heard_HD = rows_AD.new_empty(self.mixing_AH.shape[1], rows_AD.shape[1])
         parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
-        posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
-        return PendingRound(self, rows_AD, heard_HD, posted)
-
-    def swap(self, rows: Rows, bits: int, kind: Literal["train", "agree"]) -> PendingSwap:
-        packed_AB = pack(rows, bits)
-        self.traffic.count(kind, self._from, packed_AB.shape[1])
-        heard_HB = packed_AB.new_empty(self.mixing_AH.shape[1], packed_AB.shape[1])
-        parts = heard_HB.split(list(self._receives.values())) if self._receives else ()
-        sends = {peer: packed_AB[which] for peer, which in self._sends.items()}
-        posted = self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
-        return PendingSwap(self, rows, heard_HB, bits, posted)
+        return heard_HD, self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
