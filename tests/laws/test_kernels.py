@@ -10,6 +10,9 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs Triton, which has no build for this system")
 
+from codecl.exchange import kernels as few_bits
+from codecl.exchange import quantised
+from codecl.exchange.base import Heard
 from codecl.train import kernels
 from codecl.train.execution import multiplying
 from codecl.train.kernels import conv, norm
@@ -184,3 +187,41 @@ def test_training_with_kernels_follows_training_without(method, monkeypatch):
         settings = config(dtype="float32", method=method, train={"precision": "highest", "epochs": 1, "lr": 0.02})
         runs.append(list(trajectory(net(), tasks(2), settings, DEVICE)))
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-4
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    st.sampled_from([16, 8, 4, 3, 2]),
+    st.sampled_from([1, 7, 1023, 1024, 2500]),
+    st.integers(1, 3),
+    st.sampled_from(["near", "far", "not finite"]),
+)
+def test_messages_in_few_bits_are_the_same_bit_for_bit(bits, size, heard, case):
+    """Bytes, mixed rows and memory, round after round, with neighbours in and out of reach."""
+    agents = 3
+    rows = (drawn(1, size) + 0.01 * drawn(agents, size, seed=1)).to(DEVICE)
+    if case == "not finite":
+        rows[1, -1] = float("nan")
+    senders = torch.tensor([[(agent + 1 + k) % agents for k in range(heard)] for agent in range(agents)], device=DEVICE)
+    weights = torch.full((agents, heard), 0.3, device=DEVICE)
+    weights[0, -1] = 0
+    memory = quantised.Memory.new(rows, 5)
+    start = memory._replace(expected_AC=memory.expected_AC + (1e-4 if case == "far" else 0.05)).joined()
+    results = {}
+    for ops in (quantised, few_bits):
+        now, known, results[ops] = rows, start, []
+        for _ in range(2):
+            packed = ops.encode(now, known, 11, bits)
+            mixed, known = ops.mix(now, packed, Heard(packed, senders, weights), known, 0.5, 11, bits)
+            now = mixed + 0.001 * drawn(agents, size, seed=2)
+            known = ops.moved(known, mixed, now)
+            results[ops] += [packed, mixed, known]
+    whole = slice(None, None, 2 if case == "not finite" else 1)  # that agent's own part may differ
+    for ours, exact in zip(*results.values(), strict=True):
+        assert torch.equal(ours[whole], exact[whole])
+
+
+def test_how_far_long_rows_moved_is_the_same_bit_for_bit():
+    rows = drawn(2, 65 * 1024 + 3)
+    after, memory = rows + drawn(2, 65 * 1024 + 3, seed=1), quantised.Memory.new(rows, 2).joined()
+    assert torch.equal(few_bits.moved(memory, rows, after), quantised.moved(memory, rows, after))

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl.exchange import quantised
-from codecl.exchange.quantised import Dither
+from codecl.exchange.base import Heard
+from codecl.exchange.quantised import Dither, Memory
 from codecl.exchange.topology import TopologyConfig, build
 
 BITS = (16, 8, 4, 3, 2)
+SEED = 7
 UNIFORM = [2288726, 198891, 9305055, 2213502]
 some_bits, sizes, seeds = st.sampled_from(BITS), st.integers(1, 2500), st.integers(0, 10**6)
 
@@ -18,14 +20,24 @@ def drawn(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def dithered(round=0, seed=7):
+def dithered(round=0, seed=SEED):
     return Dither(seed, torch.tensor(round))
+
+
+def memory(rows, expected, round=0):
+    expected = torch.as_tensor(expected, dtype=rows.dtype)
+    start = Memory.new(rows, round)
+    return start._replace(expected_AC=expected.expand_as(start.expected_AC)).joined()
+
+
+def pair(packed):
+    """Two agents that hear each other."""
+    return Heard(packed, torch.tensor([[1], [0]]), torch.full((2, 1), 0.5, dtype=torch.float64))
 
 
 def encoded(rows, expected, bits, round=0):
     """What leaves of rows whose neighbours are expected to be so far apart."""
-    wanted = torch.full((len(rows), quantised.chunks(rows.shape[1])), expected, dtype=rows.dtype)
-    return quantised.encode(rows, wanted, dithered(round), bits)
+    return quantised.encode(rows, memory(rows, expected, round), SEED, bits)
 
 
 def integers(rows, codes, round=0):
@@ -115,13 +127,12 @@ def test_a_row_that_is_not_finite_misleads_nobody(bad):
     """It is sent on the finest pitch, cannot be read, and widens no pitch."""
     rows = torch.full((2, 1024), 0.5)
     rows[1, 3] = bad
-    expected = torch.full((2, 1), 0.01)
-    packed = quantised.encode(rows, expected, dithered(), 4)
-    weights, senders = torch.full((2, 1), 0.5), torch.tensor([[1], [0]])
-    mixed = quantised.mix(rows, packed, packed, senders, weights, expected, dithered(), 4)
-    assert torch.equal(mixed.rows_AD[0], rows[0])
-    assert not mixed.right_AC[0]
-    assert mixed.expected_AC[0] <= expected[0]
+    before = memory(rows, 0.01)
+    packed = quantised.encode(rows, before, SEED, 4)
+    mixed, after = quantised.mix(rows, packed, pair(packed), before, 1.0, SEED, 4)
+    assert torch.equal(mixed[0], rows[0])
+    assert Memory.split(after).unread_AC[0] == 1
+    assert Memory.split(after).expected_AC[0] <= 0.01
 
 
 def test_pitches_are_powers_of_the_fourth_root_of_two_in_both_types():
@@ -153,12 +164,16 @@ def test_how_far_chunks_moved(size):
     """All numbers of a short row count, an eighth of those of a long one."""
     before = drawn(2, size)
     after = before + 0.1 * drawn(2, size, seed=1)
-    found, exact = quantised.moved(before, after), quantised.in_chunks((after - before).abs()).amax(-1)
+    start = Memory.new(before, 3)
+    start = start._replace(expected_AC=start.expected_AC + 5, unread_AC=start.unread_AC + 1)
+    expected, found, unread, round = Memory.split(quantised.moved(start.joined(), before, after))
+    assert (expected.unique().item(), unread.unique().item(), round.unique().item()) == (5, 1, 3)
+    exact = quantised.in_chunks((after - before).abs()).amax(-1)
     assert found.shape == exact.shape
     assert (found <= exact).all()
     assert torch.equal(found, exact) == (size < 65 * 1024)
     assert (found[:, :-1] >= 0.5 * exact[:, :-1]).all()
-    assert float(quantised.moved(before, before).max()) == 0
+    assert float(Memory.split(quantised.moved(start.joined(), before, before)).moved_AC.max()) == 0
 
 
 def gossip(topology, bits, rounds=1, agents=8, size=1500, apart=0.01, wide=1.0):
@@ -167,12 +182,12 @@ def gossip(topology, bits, rounds=1, agents=8, size=1500, apart=0.01, wide=1.0):
     senders, weights = (torch.tensor(part) for part in graph.heard_by(range(agents)))
     before = rows = drawn(1, size) + apart * drawn(agents, size, seed=1)
     furthest = 2 * quantised.in_chunks((rows - rows.mean(0)).abs()).amax((0, 2))
-    expected, lost = wide * furthest.expand(agents, -1), 0
-    weights = weights.double() * {3: 0.5, 2: 0.3}.get(bits, 1.0)
-    for round in range(rounds):
-        packed = quantised.encode(rows, expected, dithered(round), bits)
-        rows, expected, right = quantised.mix(rows, packed, packed, senders, weights, expected, dithered(round), bits)
-        lost += int((~right).sum())
+    known, lost = memory(rows, wide * furthest), 0
+    for _ in range(rounds):
+        packed = quantised.encode(rows, known, SEED, bits)
+        heard = Heard(packed, senders, weights.double())
+        rows, known = quantised.mix(rows, packed, heard, known, {3: 0.5, 2: 0.3}.get(bits, 1.0), SEED, bits)
+        lost += int((Memory.split(known).unread_AC > 0).sum())
     return before, rows, lost
 
 
@@ -207,24 +222,21 @@ def test_a_chunk_that_cannot_be_unwrapped_leaves_its_weight_with_the_agent():
     rows[1, :1024] = 100.0  # far from what is expected; the second chunk is near
     rows[1, 1024:] = 0.01
     packed = encoded(rows, 0.05, 4)
-    weights, senders = torch.full((2, 1), 0.5, dtype=torch.float64), torch.tensor([[1], [0]])
-    expected = torch.full((2, 2), 0.05, dtype=torch.float64)
-    mixed = quantised.mix(rows, packed, packed, senders, weights, expected, dithered(), 4)
-    assert torch.equal(mixed.rows_AD[:, :1024], rows[:, :1024])
-    assert (mixed.rows_AD[:, 1024:] - rows[:, 1024:]).abs().max() > 0
-    assert mixed.right_AC.tolist() == [[False, True]] * 2
-    assert (mixed.expected_AC[:, 0] > 3 * expected[:, 0]).all(), "the next pitch is wider"
+    mixed, after = quantised.mix(rows, packed, pair(packed), memory(rows, 0.05), 1.0, SEED, 4)
+    assert torch.equal(mixed[:, :1024], rows[:, :1024])
+    assert (mixed[:, 1024:] - rows[:, 1024:]).abs().max() > 0
+    assert Memory.split(after).unread_AC.tolist() == [[1, 0]] * 2
+    assert (Memory.split(after).expected_AC[:, 0] > 3 * 0.05).all(), "the next pitch is wider"
 
 
 @given(some_bits, st.integers(7 * 1024, 20 * 1024))
 def test_blocks_of_chunks_give_what_the_whole_gives(bits, size):
     rows = drawn(1, size, dtype=torch.float32) + 0.01 * drawn(2, size, seed=1, dtype=torch.float32)
-    expected = torch.full((2, quantised.chunks(size)), 0.1)
-    weights, senders = torch.full((2, 1), 0.5), torch.tensor([[1], [0]])
+    known = memory(rows, 0.1)
     runs = []
     for block in (8, 1000):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(quantised, "BLOCK", block)
-            packed = quantised.encode(rows, expected, dithered(), bits)
-            runs.append([packed, *quantised.mix(rows, packed, packed, senders, weights, expected, dithered(), bits)])
+            packed = quantised.encode(rows, known, SEED, bits)
+            runs.append([packed, *quantised.mix(rows, packed, pair(packed), known, 1.0, SEED, bits)])
     assert all(map(torch.equal, *runs))

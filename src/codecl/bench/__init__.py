@@ -7,6 +7,7 @@ stands the plain way: a Python loop over modules, each with its own backward pas
 import copy
 import datetime
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from codecl.train.loop import train
 from codecl.train.state import Setup, State
 
 PLAIN = "plain-loop"  # of dpsgd, as one would write it first
-OWN = "+"  # codec+32: codec with 32 own directions a layer
+OWN, BITS = "+", "@"  # codec+32: codec with 32 own directions a layer; codec@4: with messages of 4 bits
 WARM_UP = 2  # rounds that are not counted
 ENDLESS = 10**6
 GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the plain loop there, which is slow
@@ -130,7 +131,7 @@ def _together(
             row[field] = _summary([getattr(turn[str(row["method"])], field) for turn in turns])
         row["ratio"] = {
             other: _summary([time / turn[other] for time, turn in zip(times, ms, strict=True)])
-            for other in ("dpsgd", "codec-full", PLAIN, str(row["method"]).partition(OWN)[0])
+            for other in ("dpsgd", "codec-full", PLAIN, re.split(r"[+@]", str(row["method"]))[0])
             if other in cases and other != row["method"]
         }
         row["n"] *= rounds
@@ -168,7 +169,8 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def _config(workload: Workload, agents: int, case: str, fields: Mapping[str, Any]) -> RunConfig:
-    method, _, own = ("dpsgd" if case == PLAIN else case).partition(OWN)
+    method, _, bits = ("dpsgd" if case == PLAIN else case).partition(BITS)
+    method, _, own = method.partition(OWN)
     return validate(
         {
             "preset": "bench",
@@ -176,6 +178,7 @@ def _config(workload: Workload, agents: int, case: str, fields: Mapping[str, Any
             "model": {"name": workload.model, **workload.options},
             "data": {"stream": "own", "augment": workload.augment},
             "method": {"name": method},
+            "message": {"bits": bits if bits == "bfloat16" else number("--method", bits or "32")},
             "own": {"directions": number("--method", own) if own else 0},
             "train": {"batch_size": workload.batch, "epochs": ENDLESS, "lr": 0.001, **fields},
         }

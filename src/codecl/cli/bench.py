@@ -23,8 +23,12 @@ def bench(
     ] = None,
     agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
     method: Annotated[
-        str, typer.Option(help="Methods, a comma list; plain-loop: dpsgd written plainly; codec+32: 32 own directions.")
-    ] = ("codec,codec-full,dpsgd,plain-loop"),
+        str,
+        typer.Option(
+            help="Methods, a comma list; plain-loop: dpsgd written plainly; codec+32: 32 own directions;"
+            " codec@4: messages of 4 bits; codec+32@4: both."
+        ),
+    ] = "codec,codec-full,dpsgd,plain-loop",
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
     execution: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,

@@ -1,11 +1,13 @@
 """A round of gossip, with messages as exact as the rows or in few bits.
 
 What a round hands to the next (`memory`) travels with the coordinates: a checkpoint has it, a captured step replays it.
-Shapes: A agents of this process, H rows that are heard, D numbers of a row, B bytes of a message, C chunks of a row,
-M numbers of an agent's memory.
+Shapes: A agents of this process, H rows that are heard, D numbers of a row, B bytes of a message, M numbers of
+an agent's memory.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -14,14 +16,14 @@ from torch import Tensor
 
 from codecl.exchange import quantised
 from codecl.exchange.base import Exchange
-from codecl.exchange.quantised import CHUNK, Dither
+from codecl.exchange.quantised import CHUNK, Dither, Memory
+from codecl.exchange.streams import beside
 from codecl.seeding import derive
 
 Bits = Literal[32, 16, 8, 4, 3, 2, "bfloat16"]
 GossipKind = Literal["train", "agree"]
 STEP = {3: 0.5, 2: 0.3}  # γ where the noise of rounding asks for a smaller step towards the neighbours
-MOVED = 2.0  # two neighbours that both moved are apart by at most so much more
-FAILING = 50  # rounds in a row in which a chunk could not be read: nobody will be able to
+UNREAD = 50  # rounds in a row: what was not read by then never will be
 
 
 class MessageConfig(BaseModel):
@@ -99,62 +101,58 @@ class BFloat16(Exact):
 
 
 class FewBits:
-    """Rows in few bits. Memory: of each chunk, how far apart neighbours are expected to be, how far the agent itself
-    moved since, and for how many rounds it could not be read; and the round's number.
+    """Rows in few bits, unwrapped around a receiver's own.
 
     Laws: the mean of all agents is kept; the same bytes leave in every exchange."""
 
     def __init__(self, bits: int, seed: int) -> None:
-        self.bits, self.seed = bits, seed
+        self.bits, self.seed, self.step = bits, seed, STEP.get(bits, 1.0)
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
-        memory_AM = rows_AD.new_zeros(len(rows_AD), 3 * quantised.chunks(rows_AD.shape[1]) + 1)
-        memory_AM[:, -1] = round
-        return memory_AM
+        return Memory.new(rows_AD, round).joined()
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
-        expected_AC, moved_AC, failing_AC, round_A1 = _parts(memory_AM)
-        dither = Dither(self.seed, round_A1[0, 0])
-        packed_AB = quantised.encode(rows_AD, expected_AC + MOVED * moved_AC, dither, self.bits)
-        pending = exchange.swap(packed_AB, kind)
+        ops = _ops(rows_AD)
 
-        def wait() -> tuple[Tensor, Tensor]:
-            heard_HB, senders_AK, weights_AK = pending.wait()
-            weights_AK = weights_AK * STEP.get(self.bits, 1.0)
-            mixed = quantised.mix(rows_AD, packed_AB, heard_HB, senders_AK, weights_AK, expected_AC, dither, self.bits)
-            unread_AC = torch.where(mixed.right_AC, 0, failing_AC + 1)
-            memory = torch.cat([mixed.expected_AC, torch.zeros_like(moved_AC), unread_AC, round_A1 + 1], 1)
-            return mixed.rows_AD, memory
+        def send() -> Callable[[], tuple[Tensor, Tensor]]:
+            packed_AB = ops.encode(rows_AD, memory_AM, self.seed, self.bits)
+            pending = exchange.swap(packed_AB, kind)
+            return lambda: ops.mix(rows_AD, packed_AB, pending.wait(), memory_AM, self.step, self.seed, self.bits)
 
-        return PendingMix(wait)
+        if exchange.on_device:
+            return PendingMix(beside(lambda: send()(), rows_AD.device))
+        return PendingMix(send())
 
     def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
-        expected_AC, _, failing_AC, round_A1 = _parts(memory_AM)
-        return torch.cat([expected_AC, quantised.moved(mixed_AD, rows_AD), failing_AC, round_A1], 1)
+        return _ops(rows_AD).moved(memory_AM, mixed_AD, rows_AD)
 
     def unread(self, memory_AM: Tensor) -> str | None:
-        expected_AC, _, failing_AC, _ = _parts(memory_AM)
-        if not failing_AC.max() >= FAILING:
+        memory = Memory.split(memory_AM)
+        if not memory.unread_AC.max() >= UNREAD:
             return None
-        row, chunk = divmod(int(failing_AC.argmax()), failing_AC.shape[1])
+        row, chunk = divmod(int(memory.unread_AC.argmax()), memory.unread_AC.shape[1])
+        rounds, apart = int(memory.unread_AC[row, chunk]), float(memory.expected_AC[row, chunk])
         return (
             f"numbers {chunk * CHUNK} to {(chunk + 1) * CHUNK - 1} of neighbours' messages could not be read for"
-            f" {int(failing_AC[row, chunk])} rounds (they are further apart than {float(expected_AC[row, chunk]):.3g});"
-            f" raise message.bits (it is {self.bits}) or lower train.lr"
+            f" {rounds} rounds (they are further apart than {apart:.3g}); raise message.bits (it is {self.bits})"
+            " or lower train.lr"
         )
 
 
-def _parts(memory_AM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    chunks = memory_AM.shape[1] // 3
-    expected_AC, moved_AC, failing_AC, round_A1 = memory_AM.split([chunks, chunks, chunks, 1], 1)
-    return expected_AC, moved_AC, failing_AC, round_A1
+def _ops(rows_AD: Tensor) -> ModuleType:
+    """Kernels on a GPU. Triton comes with PyTorch's builds for CUDA; float64 stays with PyTorch."""
+    if rows_AD.is_cuda and rows_AD.dtype == torch.float32 and find_spec("triton"):
+        from codecl.exchange import kernels
+
+        return kernels
+    return quantised
 
 
 def messages(config: MessageConfig, seed: int, task: int) -> Messages:
     """How the rows of a task are sent."""
     if config.bits == 32:
         return Exact()
-    dither = derive(seed, "rounding", task) & quantised.MASK
+    dither = derive(seed, "rounding", task) & 0x7FFFFFFF
     return BFloat16(dither) if config.bits == "bfloat16" else FewBits(config.bits, dither)
 
 

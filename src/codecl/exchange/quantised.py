@@ -8,10 +8,10 @@ Sent are ⌊x/h + u⌋ mod 2^b, the pitch, and a check sum of what was cut off. 
 receiver knows the rest; where it does not, the check sum tells, and the chunk counts as lost. All agents draw the same
 u: where neighbours agree, so do their roundings, and the noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
 
-`kernels` has `encode` and `mix` for a GPU, equal bit for bit.
+`kernels` has `encode`, `mix` and `moved` for a GPU, equal bit for bit.
 
 Shapes: A agents that send, H rows that are heard, K senders that an agent hears at most, D numbers of a row,
-C chunks of a row, L numbers of a chunk, B bytes of a packed row.
+C chunks of a row, L numbers of a chunk, B bytes of a packed row, M numbers of an agent's memory.
 """
 
 import math
@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from codecl.exchange.base import Heard
+
 CHUNK = 1024  # numbers with one pitch and one check sum
 STEPS = 4  # pitches of an octave: 2^(code / 4)
 LEAST, MOST = -128, 127  # codes of a pitch
@@ -30,6 +32,7 @@ INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 FRACTION = {torch.float32: 23, torch.float64: 52}  # bits of a number's fraction
 BIAS = {torch.float32: 127, torch.float64: 1023}  # of its exponent
 FURTHEST = {torch.float32: 2.0**30, torch.float64: 2.0**60}  # in pitches: beyond, nothing can be right
+MOVED = 2.0  # two neighbours that both moved are apart by at most so much more
 MARGIN = 1.25  # of the range over the largest difference that is expected
 TAIL = 5.0  # the largest difference of a chunk over the mean one, at least
 WIDER = 4.0  # after a chunk that could not be unwrapped
@@ -57,10 +60,29 @@ class Parts(NamedTuple):
     sums_HC: Tensor  # 32 bits: check sums of what modulo cut off
 
 
-class Mixed(NamedTuple):
-    rows_AD: Tensor
-    expected_AC: Tensor  # how far apart neighbours are expected to be in the next round
-    right_AC: Tensor  # whether all that was heard of a chunk could be unwrapped
+class Memory(NamedTuple):
+    """What an agent remembers from round to round, of each chunk."""
+
+    expected_AC: Tensor  # how far apart neighbours were, and are expected to be
+    moved_AC: Tensor  # how far the agent itself moved since
+    unread_AC: Tensor  # for how many rounds now it could not be read
+    round_A1: Tensor  # the number of the round
+
+    @classmethod
+    def new(cls, rows_AD: Tensor, round: int) -> "Memory":
+        zeros_AC = rows_AD.new_zeros(len(rows_AD), chunks(rows_AD.shape[1]))
+        return cls(zeros_AC, zeros_AC, zeros_AC, rows_AD.new_full((len(rows_AD), 1), round))
+
+    @classmethod
+    def split(cls, memory_AM: Tensor) -> "Memory":
+        count = memory_AM.shape[1] // 3
+        return cls(*memory_AM.split([count, count, count, 1], 1))
+
+    def joined(self) -> Tensor:
+        return torch.cat(self, 1)
+
+    def dither(self, seed: int) -> Dither:
+        return Dither(seed, self.round_A1[0, 0])
 
 
 def chunks(size: int) -> int:
@@ -99,15 +121,18 @@ def _hashed(values: Tensor) -> Tensor:
     return values ^ (values >> 16)
 
 
-def moved(before_AD: Tensor, after_AD: Tensor) -> Tensor:
-    """[A, C]: how far each chunk moved. Of long rows by an eighth: to look at all would cost as much as to mix."""
+def moved(memory_AM: Tensor, before_AD: Tensor, after_AD: Tensor) -> Tensor:
+    """The memory after rows moved. Of long rows an eighth is looked at: all would cost as much as to mix."""
     size, device = before_AD.shape[1], before_AD.device
-    if chunks(size) <= FEW:
-        return in_chunks((after_AD - before_AD).abs()).amax(-1)
-    starts, places = torch.arange(0, chunks(size) * CHUNK, APART, device=device), torch.arange(SAMPLE, device=device)
-    which = (starts[:, None] + places).clamp(max=size - 1).flatten()
-    change = after_AD.index_select(1, which) - before_AD.index_select(1, which)
-    return change.abs().view(len(change), chunks(size), -1).amax(-1)
+    if chunks(size) > FEW:
+        starts = torch.arange(0, chunks(size) * CHUNK, APART, device=device)[:, None]
+        which = (starts + torch.arange(SAMPLE, device=device)).clamp(max=size - 1).flatten()
+        change_AS = after_AD.index_select(1, which) - before_AD.index_select(1, which)
+        change_ACS = change_AS.view(len(change_AS), chunks(size), -1)
+    else:
+        change_ACS = in_chunks(after_AD - before_AD)
+    memory = Memory.split(memory_AM)
+    return memory._replace(moved_AC=memory.moved_AC + change_ACS.abs().amax(-1)).joined()
 
 
 def reach(bits: int) -> float:
@@ -165,28 +190,28 @@ def unwrapped(low_HCL: Tensor, scaled_HCL: Tensor, bits: int) -> Tensor:
 
 def pack(integers_HCL: Tensor, bits: int) -> Tensor:
     """[H, C, L] -> [H, C, bytes] of the integers modulo 2^b. Law: `unpack` gives them back."""
-    group, octets = _group(bits)
-    low = (integers_HCL & ((1 << bits) - 1)).to(torch.int32).view(*integers_HCL.shape[:2], -1, group)
+    count, octets = group(bits)
+    low = (integers_HCL & ((1 << bits) - 1)).to(torch.int32).view(*integers_HCL.shape[:2], -1, count)
     words = low[..., 0].clone()
-    for place in range(1, group):
+    for place in range(1, count):
         words |= low[..., place] << (place * bits)
     return torch.stack([words >> (8 * octet) for octet in range(octets)], -1).to(torch.uint8).flatten(2)
 
 
 def unpack(bytes_HCB: Tensor, bits: int) -> Tensor:
     """[H, C, bytes] -> [H, C, L] integers from 0 to 2^b - 1, int32."""
-    group, octets = _group(bits)
+    count, octets = group(bits)
     parts = bytes_HCB.to(torch.int32).view(*bytes_HCB.shape[:2], -1, octets)
     words = parts[..., 0].clone()
     for octet in range(1, octets):
         words |= parts[..., octet] << (8 * octet)
-    return torch.stack([(words >> (place * bits)) & ((1 << bits) - 1) for place in range(group)], -1).flatten(2)
+    return torch.stack([(words >> (place * bits)) & ((1 << bits) - 1) for place in range(count)], -1).flatten(2)
 
 
-def _group(bits: int) -> tuple[int, int]:
+def group(bits: int) -> tuple[int, int]:
     """(numbers that fill whole bytes together, those bytes)."""
-    group = 8 // math.gcd(8, bits)
-    return group, group * bits // 8
+    count = 8 // math.gcd(8, bits)
+    return count, count * bits // 8
 
 
 def _blocks(like: Tensor) -> Iterator[tuple[int, int]]:
@@ -196,9 +221,11 @@ def _blocks(like: Tensor) -> Iterator[tuple[int, int]]:
     return ((first, min(first + block, count)) for first in range(0, count, block))
 
 
-def encode(rows_AD: Tensor, expected_AC: Tensor, dither: Dither, bits: int) -> Tensor:
+def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
     """[A, B] bytes: the numbers of all chunks, then the codes of their pitches, then their check sums."""
     agents, size = rows_AD.shape
+    memory = Memory.split(memory_AM)
+    dither, expected_AC = memory.dither(seed), memory.expected_AC + MOVED * memory.moved_AC
     packed_AB = torch.empty(agents, packed_bytes(size, bits), dtype=torch.uint8, device=rows_AD.device)
     numbers, codes_AC, sums = _fields(packed_AB, size, bits)
     for first, last in _blocks(rows_AD):
@@ -240,22 +267,17 @@ def _bytes_of(first: int, last: int, bits: int) -> slice:
 
 
 def mix(
-    rows_AD: Tensor,
-    packed_AB: Tensor,
-    heard_HB: Tensor,
-    senders_AK: Tensor,
-    weights_AK: Tensor,
-    expected_AC: Tensor,
-    dither: Dither,
-    bits: int,
-) -> Mixed:
-    """x_i + Σ_j w_ij (x̂_j - x̂_i). `packed_AB`: what the agents sent themselves.
+    rows_AD: Tensor, packed_AB: Tensor, heard: Heard, memory_AM: Tensor, step: float, seed: int, bits: int
+) -> tuple[Tensor, Tensor]:
+    """(x_i + γ Σ_j w_ij (x̂_j - x̂_i), the memory for the next round). `packed_AB`: what the agents sent themselves, γ:
+    `step`. The weight of a chunk that is not right stays with the agent.
 
-    `senders_AK`: rows of `heard_HB`; a weight of zero: none. The weight of a chunk that is not right stays with the
-    agent. Law: the mean of all agents is kept, where all chunks are right."""
+    Law: the mean of all agents is kept, where all chunks are right."""
     size, dtype = rows_AD.shape[1], rows_AD.dtype
-    mixed_AD, next_AC = torch.empty_like(rows_AD), DECAY * expected_AC
-    right_AC = torch.ones_like(expected_AC, dtype=torch.bool)
+    memory = Memory.split(memory_AM)
+    dither, next_AC = memory.dither(seed), DECAY * memory.expected_AC
+    mixed_AD, right_AC = torch.empty_like(rows_AD), torch.ones_like(next_AC, dtype=torch.bool)
+    weights_AK = heard.weights_AK * step
     for first, last in _blocks(rows_AD):
         place = slice(first * CHUNK, last * CHUNK)
         rows_ACL = in_chunks(rows_AD[:, place])
@@ -263,9 +285,9 @@ def mix(
         own_AC = decode(packed_AB, size, bits, first, last).codes_HC
         rounded_ACL = whole(scaled(rows_ACL, own_AC, uniform_CL)).to(dtype) * pitches(own_AC, dtype)[..., None]
         mixed_ACL = rows_ACL.clone()
-        heard = decode(heard_HB, size, bits, first, last)
-        for senders_A, weights_A in zip(senders_AK.mT, weights_AK.mT, strict=True):
-            low_ACL, codes_AC, sums_AC = (part.index_select(0, senders_A) for part in heard)
+        arrived = decode(heard.packed_HB, size, bits, first, last)
+        for senders_A, weights_A in zip(heard.senders_AK.mT, weights_AK.mT, strict=True):
+            low_ACL, codes_AC, sums_AC = (part.index_select(0, senders_A) for part in arrived)
             pitch_AC = pitches(codes_AC, dtype)
             scaled_ACL = scaled(rows_ACL, codes_AC, uniform_CL)
             theirs_ACL = unwrapped(low_ACL, scaled_ACL, bits)
@@ -281,4 +303,5 @@ def mix(
             next_AC[:, first:last] = torch.maximum(next_AC[:, first:last], seen_AC * heard_A1)
             right_AC[:, first:last] &= is_right_AC
         mixed_AD[:, place] = mixed_ACL.flatten(1)[:, : size - first * CHUNK]
-    return Mixed(mixed_AD, next_AC, right_AC)
+    unread_AC = torch.where(right_AC, 0, memory.unread_AC + 1)
+    return mixed_AD, Memory(next_AC, torch.zeros_like(next_AC), unread_AC, memory.round_A1 + 1).joined()

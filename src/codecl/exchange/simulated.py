@@ -1,25 +1,20 @@
 """All agents in one process, on one device: a gossip round is one product with the mixing matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from codecl.exchange.base import Flood, Heard, Tensors, Traffic, digest
+from codecl.exchange.streams import beside
 from codecl.exchange.topology import Topology
 
 
 class Mixed(NamedTuple):
     """A round that is done as soon as it is started; on a GPU, as soon as the stream beside the main one is."""
 
-    rows_AD: Tensor
-    stream: torch.cuda.Stream | None
-
-    def wait(self) -> Tensor:
-        if self.stream:
-            torch.cuda.current_stream().wait_stream(self.stream)
-        return self.rows_AD
+    wait: Callable[[], Tensor]
 
 
 class Swapped(NamedTuple):
@@ -44,15 +39,10 @@ class Simulated:
         self._senders_AK = torch.tensor(senders_AK, device=device)
         self._weights_AK = torch.tensor(weights_AK, device=device, dtype=dtype)
         self.traffic = Traffic()
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Mixed:
         self.traffic.count(kind, len(self.topology.edges), rows_AD[0].nbytes)
-        if self._beside is None:
-            return Mixed(self._mixing_AA @ rows_AD, None)
-        self._beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._beside):
-            return Mixed(self._mixing_AA @ rows_AD, self._beside)
+        return Mixed(beside(lambda: self._mixing_AA @ rows_AD, rows_AD.device))
 
     def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> Swapped:
         self.traffic.count(kind, len(self.topology.edges), packed_AB[0].nbytes)
