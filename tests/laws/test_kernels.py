@@ -207,12 +207,15 @@ def test_messages_in_few_bits_are_the_same_bit_for_bit(bits, size, heard, case):
     weights[0, -1] = 0
     memory = quantised.Memory.new(rows, 5)
     start = memory._replace(expected_AC=memory.expected_AC + (1e-4 if case == "far" else 0.05)).joined()
+    start[0, 2 * quantised.chunks(size)] = -20  # somebody asks for a wider pitch
     results = {}
     for ops in (quantised, few_bits):
         now, known, results[ops] = rows, start, []
         for _ in range(2):
             packed = ops.encode(now, known, 11, bits)
-            mixed, known = ops.mix(now, packed, Heard(packed, senders, weights), known, 0.5, 11, bits)
+            mixed, known = ops.mix(
+                now, packed, Heard(packed, senders, weights), known, quantised.Pace(0.5, 3, 2), 11, bits
+            )
             now = mixed + 0.001 * drawn(agents, size, seed=2)
             known = ops.moved(known, mixed, now)
             results[ops] += [packed, mixed, known]

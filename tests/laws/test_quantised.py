@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from codecl.exchange import quantised
 from codecl.exchange.base import Heard
-from codecl.exchange.quantised import Dither, Memory
+from codecl.exchange.quantised import Dither, Memory, Pace
+from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.topology import TopologyConfig, build
 
 BITS = (16, 8, 4, 3, 2)
-SEED = 7
+SEED, PACE = 7, Pace(1.0, 4)
 UNIFORM = [2288726, 198891, 9305055, 2213502]
 some_bits, sizes, seeds = st.sampled_from(BITS), st.integers(1, 2500), st.integers(0, 10**6)
 
@@ -47,7 +48,7 @@ def integers(rows, codes, round=0):
 
 def unwrapped(packed, near, bits, round=0):
     """(integers as a receiver unwraps them, whether each chunk is right)."""
-    low, codes, sums = quantised.decode(packed, near.shape[1], bits)
+    low, codes, _, sums = quantised.decode(packed, near.shape[1], bits)
     uniform = quantised.uniform(dithered(round), 0, codes.shape[1], near.dtype)
     found = quantised.unwrapped(low, quantised.scaled(quantised.in_chunks(near), codes, uniform), bits)
     return found, quantised.check_sums(found, bits) == sums
@@ -68,9 +69,10 @@ def test_what_is_encoded_is_decoded(bits, size, seed, expected, dtype):
     rows = drawn(2, size, seed=seed, dtype=dtype)
     packed = encoded(rows, expected, bits)
     assert packed.shape == (2, quantised.packed_bytes(size, bits))
-    low, codes, sums = quantised.decode(packed, size, bits)
+    low, codes, least, sums = quantised.decode(packed, size, bits)
     wanted = torch.full_like(codes, expected, dtype=dtype)
     assert torch.equal(codes, quantised.codes(quantised.in_chunks(rows).abs().amax(-1), wanted, bits))
+    assert (least == quantised.LEAST).all()
     whole = integers(rows, codes)
     there = quantised.in_chunks(torch.ones(1, size)) > 0  # what is after a row's end is not sent
     assert torch.equal(low, ((whole & (2**bits - 1)) * there).int())
@@ -78,8 +80,8 @@ def test_what_is_encoded_is_decoded(bits, size, seed, expected, dtype):
 
 
 def test_a_message_is_little_longer_than_its_numbers():
-    assert quantised.packed_bytes(1024, 4) == 512 + 5
-    assert quantised.packed_bytes(1025, 3) == 385 + 10
+    assert quantised.packed_bytes(1024, 4) == 512 + 6
+    assert quantised.packed_bytes(1025, 3) == 385 + 12
 
 
 @given(some_bits, sizes, seeds, st.floats(1e-4, 10), st.sampled_from([torch.float32, torch.float64]))
@@ -129,7 +131,7 @@ def test_a_row_that_is_not_finite_misleads_nobody(bad):
     rows[1, 3] = bad
     before = memory(rows, 0.01)
     packed = quantised.encode(rows, before, SEED, 4)
-    mixed, after = quantised.mix(rows, packed, pair(packed), before, 1.0, SEED, 4)
+    mixed, after = quantised.mix(rows, packed, pair(packed), before, PACE, SEED, 4)
     assert torch.equal(mixed[0], rows[0])
     assert Memory.split(after).unread_AC[0] == 1
     assert Memory.split(after).expected_AC[0] <= 0.01
@@ -166,8 +168,8 @@ def test_how_far_chunks_moved(size):
     after = before + 0.1 * drawn(2, size, seed=1)
     start = Memory.new(before, 3)
     start = start._replace(expected_AC=start.expected_AC + 5, unread_AC=start.unread_AC + 1)
-    expected, found, unread, round = Memory.split(quantised.moved(start.joined(), before, after))
-    assert (expected.unique().item(), unread.unique().item(), round.unique().item()) == (5, 1, 3)
+    expected, found, least, unread, round = Memory.split(quantised.moved(start.joined(), before, after))
+    assert [part.unique().item() for part in (expected, least, unread, round)] == [5, quantised.LEAST, 1, 3]
     exact = quantised.in_chunks((after - before).abs()).amax(-1)
     assert found.shape == exact.shape
     assert (found <= exact).all()
@@ -182,11 +184,11 @@ def gossip(topology, bits, rounds=1, agents=8, size=1500, apart=0.01, wide=1.0):
     senders, weights = (torch.tensor(part) for part in graph.heard_by(range(agents)))
     before = rows = drawn(1, size) + apart * drawn(agents, size, seed=1)
     furthest = 2 * quantised.in_chunks((rows - rows.mean(0)).abs()).amax((0, 2))
-    known, lost = memory(rows, wide * furthest), 0
+    known, lost, pace = memory(rows, wide * furthest), 0, Pace({3: 0.5, 2: 0.3}.get(bits, 1.0), 4)
     for _ in range(rounds):
         packed = quantised.encode(rows, known, SEED, bits)
         heard = Heard(packed, senders, weights.double())
-        rows, known = quantised.mix(rows, packed, heard, known, {3: 0.5, 2: 0.3}.get(bits, 1.0), SEED, bits)
+        rows, known = quantised.mix(rows, packed, heard, known, pace, SEED, bits)
         lost += int((Memory.split(known).unread_AC > 0).sum())
     return before, rows, lost
 
@@ -222,11 +224,16 @@ def test_a_chunk_that_cannot_be_unwrapped_leaves_its_weight_with_the_agent():
     rows[1, :1024] = 100.0  # far from what is expected; the second chunk is near
     rows[1, 1024:] = 0.01
     packed = encoded(rows, 0.05, 4)
-    mixed, after = quantised.mix(rows, packed, pair(packed), memory(rows, 0.05), 1.0, SEED, 4)
+    mixed, after = quantised.mix(rows, packed, pair(packed), memory(rows, 0.05), PACE, SEED, 4)
     assert torch.equal(mixed[:, :1024], rows[:, :1024])
     assert (mixed[:, 1024:] - rows[:, 1024:]).abs().max() > 0
     assert Memory.split(after).unread_AC.tolist() == [[1, 0]] * 2
-    assert (Memory.split(after).expected_AC[:, 0] > 3 * 0.05).all(), "the next pitch is wider"
+    codes = quantised.decode(packed, 1500, 4).codes_HC[:, 0]
+    assert torch.equal(Memory.split(after).least_AC[:, 0], codes + 4.0 - 1), "a wider pitch is asked for"
+    assert (Memory.split(after).least_AC[:, 1] == quantised.LEAST).all()
+    asked = quantised.decode(quantised.encode(rows, after, SEED, 4), 1500, 4)
+    assert torch.equal(asked.codes_HC[:, 0], codes + 3)
+    assert torch.equal(asked.least_HC[:, 0], codes + 3)
 
 
 @given(some_bits, st.integers(7 * 1024, 20 * 1024))
@@ -238,5 +245,40 @@ def test_blocks_of_chunks_give_what_the_whole_gives(bits, size):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(quantised, "BLOCK", block)
             packed = quantised.encode(rows, known, SEED, bits)
-            runs.append([packed, *quantised.mix(rows, packed, pair(packed), known, 1.0, SEED, bits)])
+            runs.append([packed, *quantised.mix(rows, packed, pair(packed), known, PACE, SEED, bits)])
     assert all(map(torch.equal, *runs))
+
+
+@given(st.integers(1, 9000), st.integers(2, 6), seeds)
+def test_each_number_has_its_turn_once(size, parts, seed):
+    rows = drawn(2, size, seed=seed)
+    known = Memory.new(rows, 0)
+    turns = torch.zeros(size)
+    for round in range(parts, 2 * parts):
+        start = known._replace(round_A1=known.round_A1 + round).joined()
+        part = Part.of(rows, start, parts)
+        assert part.rows_AD.shape == (2, part_size(size, parts))
+        same = part.put_back(part.rows_AD, part.memory_AM)
+        assert torch.equal(same[0], rows)
+        assert torch.equal(same[1], start)
+        other, after = part.put_back(part.rows_AD + 1, part.memory_AM + 1)
+        turns += (other != rows).all(0)
+        assert (Memory.split(after).unread_AC.sum(1) == (part.chunks_C < quantised.chunks(size)).sum()).all()
+    assert (turns == 1).all()
+
+
+@pytest.mark.parametrize("bits", [8, 3])
+def test_rows_in_parts_keep_the_mean_and_come_together(bits):
+    graph = build(TopologyConfig(name="ring"), 8, 0)
+    senders, weights = (torch.tensor(part) for part in graph.heard_by(range(8)))
+    before = rows = drawn(1, 3500) + 0.01 * drawn(8, 3500, seed=1)
+    known, pace = memory(rows, 0.1), Pace(0.5, 4, parts=4)
+    for _ in range(4 * 60):
+        part = Part.of(rows, known, 4)
+        packed = quantised.encode(part.rows_AD, part.memory_AM, SEED, bits)
+        heard = Heard(packed, senders, weights.double())
+        rows, known = part.put_back(*quantised.mix(part.rows_AD, packed, heard, part.memory_AM, pace, SEED, bits))
+    if bits == 8:  # of fewer a chunk may be lost
+        torch.testing.assert_close(rows.mean(0), before.mean(0), rtol=0, atol=1e-13)
+    spread = [float((some - some.mean(0)).square().mean()) for some in (before, rows)]
+    assert spread[1] < 0.02 * spread[0]

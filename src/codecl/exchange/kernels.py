@@ -18,6 +18,8 @@ from codecl.exchange.quantised import (
     DECAY,
     FEW,
     FURTHEST,
+    JUMP,
+    KEPT,
     LEAST,
     MARGIN,
     MOST,
@@ -27,6 +29,7 @@ from codecl.exchange.quantised import (
     SPREAD,
     TAIL,
     WIDER,
+    Pace,
     chunks,
     group,
     packed_bytes,
@@ -79,6 +82,11 @@ def _code(wanted, LEAST: tl.constexpr, MOST: tl.constexpr):
 
 
 @triton.jit
+def _signed(byte):
+    return (tl.load(byte).to(tl.int32) ^ 128) - 128
+
+
+@triton.jit
 def _whole(scaled, FURTHEST: tl.constexpr):
     return tl.minimum(tl.maximum(tl.floor(scaled), -FURTHEST), FURTHEST).to(tl.int32)
 
@@ -92,8 +100,9 @@ def _check_sum(integers, BITS: tl.constexpr, L: tl.constexpr):
 @triton.jit(do_not_specialize=["seed", "size", "bytes", "numbers", "width"])
 def _encode(
     rows, memory, packed, seed, size, bytes, numbers, width,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OCTETS: tl.constexpr, L: tl.constexpr, MOVED: tl.constexpr,
-    MARGIN: tl.constexpr, FINEST: tl.constexpr, FURTHEST: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OCTETS: tl.constexpr, L: tl.constexpr, KEPT: tl.constexpr,
+    MOVED: tl.constexpr, MARGIN: tl.constexpr, FINEST: tl.constexpr, FURTHEST: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
     """`bytes`: of a packed row, `numbers`: of those without codes and check sums, `width`: of a memory."""
     chunk, agent, count = tl.program_id(0), tl.program_id(1).to(tl.int64), (size + L - 1) // L
@@ -102,9 +111,10 @@ def _encode(
     finite = tl.sum((tl.abs(x) < float("inf")).to(tl.int32), 0) == L
     largest = tl.max(tl.abs(x), 0)
     own = memory + agent * width
-    expected = tl.load(own + chunk) + MOVED * tl.load(own + count + chunk)
+    before, asked = tl.load(own + chunk), tl.load(own + 2 * count + chunk).to(tl.int32)
+    expected = tl.maximum(before, before * KEPT + tl.load(own + count + chunk) * MOVED)
     code = _code(tl.maximum(expected * MARGIN, largest * FINEST), LEAST, MOST)
-    code = tl.where(finite, code, LEAST)
+    code = tl.maximum(tl.where(finite, code, LEAST), asked)
     finer = _pitch(-code)
     scaled = x * finer + _uniform(seed, tl.load(own + width - 1), chunk, L)
     integers = _whole(scaled, FURTHEST)
@@ -116,47 +126,48 @@ def _encode(
         value = ((words >> (8 * octet)) & 255).to(tl.uint8)
         tl.store(out + first + octet, value, mask=first + octet < numbers)
     tl.store(out + numbers + chunk, (code & 255).to(tl.uint8))
+    tl.store(out + numbers + count + chunk, (asked & 255).to(tl.uint8))
     spoiled = tl.where(finite & (largest * finer < FURTHEST), 0, 1)
     check = _check_sum(integers, BITS, L) ^ spoiled
     for octet in tl.static_range(4):
-        tl.store(out + numbers + count + 4 * chunk + octet, ((check >> (8 * octet)) & 255).to(tl.uint8))
+        tl.store(out + numbers + 2 * count + 4 * chunk + octet, ((check >> (8 * octet)) & 255).to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["seed", "size", "bytes", "numbers", "width", "senders_count", "step"])
+@triton.jit(do_not_specialize=["seed", "size", "bytes", "numbers", "width", "senders_count", "step", "pause", "parts"])
 def _mix(
     rows, packed, heard, senders, weights, memory, mixed, after,
-    seed, size, bytes, numbers, width, senders_count, step,
+    seed, size, bytes, numbers, width, senders_count, step, pause, parts,
     BITS: tl.constexpr, L: tl.constexpr, HALF: tl.constexpr, TAIL: tl.constexpr, DECAY: tl.constexpr,
-    SPREAD: tl.constexpr, WIDER: tl.constexpr, FURTHEST: tl.constexpr,
+    SPREAD: tl.constexpr, WIDER: tl.constexpr, JUMP: tl.constexpr, FURTHEST: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
-    """`SPREAD` and `WIDER`: in pitches of the sender."""
+    """`SPREAD`: in pitches of the sender."""
     chunk, agent, count = tl.program_id(0), tl.program_id(1).to(tl.int64), (size + L - 1) // L
     place = chunk * L + tl.arange(0, L)
     x = tl.load(rows + agent * size + place, mask=place < size, other=0.0)
     own, turn = memory + agent * width, tl.load(memory + agent * width + width - 1)
     uniform = _uniform(seed, turn, chunk, L)
-    code = tl.load(packed + agent * bytes + numbers + chunk).to(tl.int32)
-    code = (code ^ 128) - 128
+    code = _signed(packed + agent * bytes + numbers + chunk)
     rounded = _whole(x * _pitch(-code) + uniform, FURTHEST).to(tl.float32) * _pitch(code)
     result, expected, right = x, tl.load(own + chunk) * DECAY, tl.full((), 1, tl.int32)
+    least = tl.load(own + 2 * count + chunk).to(tl.int32)
     at = tl.arange(0, L) * BITS
     byte, shift = chunk * (L // 8 * BITS) + (at >> 3), at & 7
     for number in range(senders_count):
         sender = tl.load(senders + agent * senders_count + number)
         weight = tl.load(weights + agent * senders_count + number) * step
         row = heard + sender * bytes
-        theirs_code = tl.load(row + numbers + chunk).to(tl.int32)
-        theirs_code = (theirs_code ^ 128) - 128
+        theirs_code, asked = _signed(row + numbers + chunk), _signed(row + numbers + count + chunk)
         low = tl.load(row + byte, mask=byte < numbers, other=0).to(tl.int32)
         if BITS == 16 or BITS == 3:  # what crosses a byte's end
             low = low | (tl.load(row + byte + 1, mask=byte + 1 < numbers, other=0).to(tl.int32) << 8)
         low = (low >> shift) & ((1 << BITS) - 1)
         scaled = x * _pitch(-theirs_code) + uniform
-        least = _whole(scaled + HALF, FURTHEST)
-        theirs = ((low - least) & ((1 << BITS) - 1)) + least
+        lowest = _whole(scaled + HALF, FURTHEST)
+        theirs = ((low - lowest) & ((1 << BITS) - 1)) + lowest
         check = tl.full((), 0, tl.int32)
         for octet in tl.static_range(4):
-            check |= tl.load(row + numbers + count + 4 * chunk + octet).to(tl.int32) << (8 * octet)
+            check |= tl.load(row + numbers + 2 * count + 4 * chunk + octet).to(tl.int32) << (8 * octet)
         is_heard = weight != 0
         is_right = (_check_sum(theirs, BITS, L) == check) | (weight == 0)
         pitch = _pitch(theirs_code)
@@ -165,14 +176,18 @@ def _mix(
         differ = tl.abs(theirs - _whole(scaled, FURTHEST))
         mean = tl.sum(differ, 0).to(tl.float32) * TAIL
         apart = tl.maximum((tl.max(differ, 0) - 1).to(tl.float32), mean)
-        seen = pitch * tl.where(is_right, tl.maximum(apart, SPREAD), WIDER)
-        expected = tl.maximum(expected, tl.where(is_heard, seen, 0.0))
+        seen = pitch * tl.maximum(apart, SPREAD)
+        expected = tl.maximum(expected, tl.where(is_heard & is_right, seen, 0.0))
+        asked = tl.where(is_right, asked, tl.maximum(asked, theirs_code + WIDER))
+        least = tl.maximum(least, tl.where(is_heard, tl.minimum(asked, code + JUMP), LEAST))
         right = right & is_right.to(tl.int32)
     tl.store(mixed + agent * size + place, result, mask=place < size)
     out = after + agent * width
     tl.store(out + chunk, expected)
     tl.store(out + count + chunk, 0.0)
-    tl.store(out + 2 * count + chunk, tl.where(right == 1, 0.0, tl.load(own + 2 * count + chunk) + 1))
+    least = tl.minimum(tl.maximum(least - tl.where(turn.to(tl.int32) // parts % pause == 0, 1, 0), LEAST), MOST)
+    tl.store(out + 2 * count + chunk, least.to(tl.float32))
+    tl.store(out + 3 * count + chunk, tl.where(right == 1, 0.0, tl.load(own + 3 * count + chunk) + 1))
     if chunk == 0:
         tl.store(out + width - 1, turn + 1)
 
@@ -198,6 +213,7 @@ def _moved(
     so_far = tl.load(own + count + chunk, mask=there, other=0.0)
     tl.store(out + count + chunk, so_far + tl.max(tl.abs(new - old), 1), mask=there)
     tl.store(out + 2 * count + chunk, tl.load(own + 2 * count + chunk, mask=there), mask=there)
+    tl.store(out + 3 * count + chunk, tl.load(own + 3 * count + chunk, mask=there), mask=there)
     if tl.program_id(0) == 0:
         tl.store(out + width - 1, tl.load(own + width - 1))
 
@@ -208,14 +224,14 @@ def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
     packed_AB = torch.empty(agents, packed_bytes(size, bits), dtype=torch.uint8, device=rows_AD.device)
     _encode[chunks(size), agents](
         rows_AD.contiguous(), memory_AM.contiguous(), packed_AB, seed, *_sizes(packed_AB, memory_AM, size, bits),
-        BITS=bits, GROUP=together, OCTETS=octets, L=CHUNK, MOVED=MOVED, MARGIN=MARGIN / reach(bits),
+        BITS=bits, GROUP=together, OCTETS=octets, L=CHUNK, KEPT=KEPT, MOVED=MOVED, MARGIN=MARGIN / reach(bits),
         FINEST=2.0 ** -RESOLUTION[FLOAT], FURTHEST=FURTHEST[FLOAT], LEAST=LEAST, MOST=MOST, **EXACTLY,
     )  # fmt: skip
     return packed_AB
 
 
 def mix(
-    rows_AD: Tensor, packed_AB: Tensor, heard: Heard, memory_AM: Tensor, step: float, seed: int, bits: int
+    rows_AD: Tensor, packed_AB: Tensor, heard: Heard, memory_AM: Tensor, pace: Pace, seed: int, bits: int
 ) -> tuple[Tensor, Tensor]:
     """As `quantised.mix`."""
     agents, size = rows_AD.shape
@@ -223,9 +239,9 @@ def mix(
     apart = reach(bits) / MARGIN
     _mix[chunks(size), agents](
         rows_AD.contiguous(), packed_AB, heard.packed_HB, heard.senders_AK, heard.weights_AK, memory_AM.contiguous(),
-        mixed_AD, after_AM, seed, *_sizes(packed_AB, memory_AM, size, bits), heard.senders_AK.shape[1], step,
+        mixed_AD, after_AM, seed, *_sizes(packed_AB, memory_AM, size, bits), heard.senders_AK.shape[1], *pace,
         BITS=bits, L=CHUNK, HALF=0.5 - 2 ** (bits - 1), TAIL=TAIL / CHUNK, DECAY=DECAY, SPREAD=SPREAD * apart,
-        WIDER=WIDER * apart, FURTHEST=FURTHEST[FLOAT], **EXACTLY,
+        WIDER=WIDER, JUMP=JUMP, FURTHEST=FURTHEST[FLOAT], LEAST=LEAST, MOST=MOST, **EXACTLY,
     )  # fmt: skip
     return mixed_AD, after_AM
 

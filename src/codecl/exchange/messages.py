@@ -5,31 +5,48 @@ Shapes: A agents of this process, H rows that are heard, D numbers of a row, B b
 an agent's memory.
 """
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from codecl.exchange import quantised
 from codecl.exchange.base import Exchange
-from codecl.exchange.quantised import CHUNK, Dither, Memory
+from codecl.exchange.quantised import CHUNK, WIDER, Dither, Memory, Pace
+from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.streams import beside
 from codecl.seeding import derive
 
 Bits = Literal[32, 16, 8, 4, 3, 2, "bfloat16"]
 GossipKind = Literal["train", "agree"]
 STEP = {3: 0.5, 2: 0.3}  # γ where the noise of rounding asks for a smaller step towards the neighbours
-UNREAD = 50  # rounds in a row: what was not read by then never will be
+UNREAD = 20  # times that word could have gone round the graph: what was not read by then never will be
 
 
 class MessageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     bits: Bits = Field(32, description="of a number in a message between neighbours; 32: as it is")
+    keep: float = Field(1.0, gt=0, le=1, description="share of a row that a message has, one part after another")
+
+    @field_validator("keep")
+    @classmethod
+    def _whole_parts(cls, keep: float, info: ValidationInfo) -> float:
+        if abs(1 / keep - round(1 / keep)) > 1e-6:
+            raise ValueError("it should be 1 or one part of a whole number: 0.5, 0.25, 0.2, 0.125")
+        if keep < 1 and info.data.get("bits") in (32, "bfloat16"):
+            raise ValueError(f"parts of a row are sent in few bits; message.bits is {info.data['bits']}")
+        return keep
+
+    @property
+    def parts(self) -> int:
+        """Messages that a whole row takes."""
+        return round(1 / self.keep)
 
 
 class PendingMix(NamedTuple):
@@ -105,19 +122,27 @@ class FewBits:
 
     Laws: the mean of all agents is kept; the same bytes leave in every exchange."""
 
-    def __init__(self, bits: int, seed: int) -> None:
-        self.bits, self.seed, self.step = bits, seed, STEP.get(bits, 1.0)
+    def __init__(self, bits: int, seed: int, diameter: int, parts: int = 1) -> None:
+        self.bits, self.seed, self.diameter, self.parts = bits, seed, diameter, parts
+        self.pace = Pace(STEP.get(bits, 1.0), max(1, math.ceil(diameter / (WIDER / 2))), parts)
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
         return Memory.new(rows_AD, round).joined()
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
+        if self.parts == 1:
+            return self._start(exchange, rows_AD, memory_AM, kind)
+        part = Part.of(rows_AD, memory_AM, self.parts)
+        pending = self._start(exchange, part.rows_AD, part.memory_AM, kind)
+        return PendingMix(lambda: part.put_back(*pending.wait()))
+
+    def _start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
         ops = _ops(rows_AD)
 
         def send() -> Callable[[], tuple[Tensor, Tensor]]:
             packed_AB = ops.encode(rows_AD, memory_AM, self.seed, self.bits)
             pending = exchange.swap(packed_AB, kind)
-            return lambda: ops.mix(rows_AD, packed_AB, pending.wait(), memory_AM, self.step, self.seed, self.bits)
+            return lambda: ops.mix(rows_AD, packed_AB, pending.wait(), memory_AM, self.pace, self.seed, self.bits)
 
         if exchange.on_device:
             return PendingMix(beside(lambda: send()(), rows_AD.device))
@@ -128,7 +153,7 @@ class FewBits:
 
     def unread(self, memory_AM: Tensor) -> str | None:
         memory = Memory.split(memory_AM)
-        if not memory.unread_AC.max() >= UNREAD:
+        if not memory.unread_AC.max() >= UNREAD * (self.diameter + 1):
             return None
         row, chunk = divmod(int(memory.unread_AC.argmax()), memory.unread_AC.shape[1])
         rounds, apart = int(memory.unread_AC[row, chunk]), float(memory.expected_AC[row, chunk])
@@ -148,16 +173,22 @@ def _ops(rows_AD: Tensor) -> ModuleType:
     return quantised
 
 
-def messages(config: MessageConfig, seed: int, task: int) -> Messages:
-    """How the rows of a task are sent."""
+def messages(config: MessageConfig, seed: int, task: int, diameter: int) -> Messages:
+    """How the rows of a task are sent. `diameter`: of the graph."""
     if config.bits == 32:
         return Exact()
     dither = derive(seed, "rounding", task) & 0x7FFFFFFF
-    return BFloat16(dither) if config.bits == "bfloat16" else FewBits(config.bits, dither)
+    return (
+        BFloat16(dither)
+        if config.bits == "bfloat16"
+        else FewBits(config.bits, dither, diameter, round(1 / config.keep))
+    )
 
 
 def message_bytes(config: MessageConfig, size: int, itemsize: int) -> int:
     """Of a message of so many numbers. Law: what leaves is as long."""
     if config.bits == 32:
         return size * itemsize
-    return 2 * size if config.bits == "bfloat16" else quantised.packed_bytes(size, config.bits)
+    if config.bits == "bfloat16":
+        return 2 * size
+    return quantised.packed_bytes(part_size(size, config.parts), config.bits)

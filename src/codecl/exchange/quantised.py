@@ -32,14 +32,16 @@ INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 FRACTION = {torch.float32: 23, torch.float64: 52}  # bits of a number's fraction
 BIAS = {torch.float32: 127, torch.float64: 1023}  # of its exponent
 FURTHEST = {torch.float32: 2.0**30, torch.float64: 2.0**60}  # in pitches: beyond, nothing can be right
+KEPT = 0.7  # of how far apart neighbours were, after they mixed
 MOVED = 2.0  # two neighbours that both moved are apart by at most so much more
 MARGIN = 1.25  # of the range over the largest difference that is expected
 TAIL = 5.0  # the largest difference of a chunk over the mean one, at least
-WIDER = 4.0  # after a chunk that could not be unwrapped
-SPREAD = 0.75  # of what a neighbour expects: so that word of a wide chunk gets round
+WIDER = 4  # codes: a chunk that could not be unwrapped should come with a pitch so much wider, twice as wide
+JUMP = 8  # codes that a pitch widens at most in a round, whatever is asked for
+SPREAD = 0.75  # of what a neighbour expects
 DECAY = 0.8  # of what was expected, where less was seen
 MASK = 0xFFFFFFFF
-HEADER = 5  # bytes of a chunk beside its numbers: code of the pitch and check sum
+HEADER = 6  # bytes of a chunk beside its numbers: codes of the pitch and of the least pitch, and the check sum
 SAMPLE, APART = 32, 256  # to tell how far a chunk moved, so many numbers side by side are looked at, so far apart
 FEW = 64  # chunks: of rows that are no longer all numbers are looked at
 BLOCK = 256  # chunks at a time on a CPU: they stay in its cache
@@ -52,11 +54,20 @@ class Dither(NamedTuple):
     round: Tensor  # a number
 
 
+class Pace(NamedTuple):
+    """How fast agents come together, and how long word of a chunk that could not be read lasts."""
+
+    step: float  # γ
+    pause: int  # turns after which the pitch that is asked for is lowered by a code: word gets round before it fades
+    parts: int = 1  # rounds from one turn of a chunk to the next
+
+
 class Parts(NamedTuple):
     """What packed rows hold."""
 
     integers_HCL: Tensor  # modulo 2^b
     codes_HC: Tensor  # of pitches
+    least_HC: Tensor  # codes of pitches that neighbours are asked for
     sums_HC: Tensor  # 32 bits: check sums of what modulo cut off
 
 
@@ -65,18 +76,20 @@ class Memory(NamedTuple):
 
     expected_AC: Tensor  # how far apart neighbours were, and are expected to be
     moved_AC: Tensor  # how far the agent itself moved since
+    least_AC: Tensor  # the least code of a pitch that is asked for, by whoever could not read a chunk
     unread_AC: Tensor  # for how many rounds now it could not be read
     round_A1: Tensor  # the number of the round
 
     @classmethod
     def new(cls, rows_AD: Tensor, round: int) -> "Memory":
-        zeros_AC = rows_AD.new_zeros(len(rows_AD), chunks(rows_AD.shape[1]))
-        return cls(zeros_AC, zeros_AC, zeros_AC, rows_AD.new_full((len(rows_AD), 1), round))
+        agents, count = len(rows_AD), chunks(rows_AD.shape[1])
+        zeros_AC = rows_AD.new_zeros(agents, count)
+        return cls(zeros_AC, zeros_AC, zeros_AC + LEAST, zeros_AC, rows_AD.new_full((agents, 1), round))
 
     @classmethod
     def split(cls, memory_AM: Tensor) -> "Memory":
-        count = memory_AM.shape[1] // 3
-        return cls(*memory_AM.split([count, count, count, 1], 1))
+        count = memory_AM.shape[1] // 4
+        return cls(*memory_AM.split([count, count, count, count, 1], 1))
 
     def joined(self) -> Tensor:
         return torch.cat(self, 1)
@@ -225,17 +238,19 @@ def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
     """[A, B] bytes: the numbers of all chunks, then the codes of their pitches, then their check sums."""
     agents, size = rows_AD.shape
     memory = Memory.split(memory_AM)
-    dither, expected_AC = memory.dither(seed), memory.expected_AC + MOVED * memory.moved_AC
+    dither, before_AC = memory.dither(seed), memory.expected_AC
+    expected_AC = torch.maximum(before_AC, KEPT * before_AC + MOVED * memory.moved_AC)
     packed_AB = torch.empty(agents, packed_bytes(size, bits), dtype=torch.uint8, device=rows_AD.device)
-    numbers, codes_AC, sums = _fields(packed_AB, size, bits)
+    numbers, codes_AC, asked_AC, sums = _fields(packed_AB, size, bits)
     for first, last in _blocks(rows_AD):
         rows_ACL = in_chunks(rows_AD[:, first * CHUNK : last * CHUNK])
         largest_AC = rows_ACL.abs().amax(-1)
-        of_block = codes(largest_AC, expected_AC[:, first:last], bits)
+        least_AC = memory.least_AC[:, first:last].to(torch.int32)
+        of_block = torch.maximum(codes(largest_AC, expected_AC[:, first:last], bits), least_AC)
         integers_ACL = whole(scaled(rows_ACL, of_block, uniform(dither, first, last - first, rows_AD.dtype)))
         place = _bytes_of(first, last, bits)
         numbers[:, place] = pack(integers_ACL, bits).flatten(1)[:, : numbers[:, place].shape[1]]
-        codes_AC[:, first:last] = of_block & 255
+        codes_AC[:, first:last], asked_AC[:, first:last] = of_block & 255, least_AC & 255
         is_whole = largest_AC * pitches(-of_block, rows_AD.dtype) < FURTHEST[rows_AD.dtype]
         sums_AC = check_sums(integers_ACL, bits) ^ ~is_whole  # what is not finite is not to be read
         octets = [(sums_AC >> (8 * octet)) & 255 for octet in range(4)]
@@ -246,20 +261,20 @@ def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
 def decode(packed_HB: Tensor, size: int, bits: int, first: int = 0, last: int | None = None) -> Parts:
     """What packed rows hold, of chunks from `first` to before `last`."""
     last = chunks(size) if last is None else last
-    numbers, codes_HC, sums = _fields(packed_HB, size, bits)
+    numbers, *both, sums = _fields(packed_HB, size, bits)
     part = numbers[:, _bytes_of(first, last, bits)]
     part = functional.pad(part, (0, (last - first) * CHUNK * bits // 8 - part.shape[1]))
     octets = sums[:, 4 * first : 4 * last].long().view(len(sums), -1, 4)
     sums_HC = sum(octets[..., octet] << (8 * octet) for octet in range(4))
     assert isinstance(sums_HC, Tensor)
-    codes_HC = (codes_HC[:, first:last].to(torch.int32) ^ 128) - 128
-    return Parts(unpack(part.view(len(part), last - first, -1), bits), codes_HC, sums_HC)
+    codes_HC, least_HC = ((code[:, first:last].to(torch.int32) ^ 128) - 128 for code in both)
+    return Parts(unpack(part.view(len(part), last - first, -1), bits), codes_HC, least_HC, sums_HC)
 
 
-def _fields(packed_HB: Tensor, size: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of numbers, codes and check sums."""
-    numbers, codes_HC, sums = packed_HB.split([math.ceil(size * bits / 8), chunks(size), 4 * chunks(size)], 1)
-    return numbers, codes_HC, sums
+def _fields(packed_HB: Tensor, size: int, bits: int) -> tuple[Tensor, ...]:
+    """Views of numbers, codes of pitches, of least pitches, and check sums."""
+    count = chunks(size)
+    return packed_HB.split([math.ceil(size * bits / 8), count, count, 4 * count], 1)
 
 
 def _bytes_of(first: int, last: int, bits: int) -> slice:
@@ -267,17 +282,17 @@ def _bytes_of(first: int, last: int, bits: int) -> slice:
 
 
 def mix(
-    rows_AD: Tensor, packed_AB: Tensor, heard: Heard, memory_AM: Tensor, step: float, seed: int, bits: int
+    rows_AD: Tensor, packed_AB: Tensor, heard: Heard, memory_AM: Tensor, pace: Pace, seed: int, bits: int
 ) -> tuple[Tensor, Tensor]:
-    """(x_i + γ Σ_j w_ij (x̂_j - x̂_i), the memory for the next round). `packed_AB`: what the agents sent themselves, γ:
-    `step`. The weight of a chunk that is not right stays with the agent.
+    """(x_i + γ Σ_j w_ij (x̂_j - x̂_i), the memory for the next round). `packed_AB`: what the agents sent themselves. The
+    weight of a chunk that is not right stays with the agent, and it asks for a wider pitch.
 
     Law: the mean of all agents is kept, where all chunks are right."""
     size, dtype = rows_AD.shape[1], rows_AD.dtype
     memory = Memory.split(memory_AM)
-    dither, next_AC = memory.dither(seed), DECAY * memory.expected_AC
+    dither, next_AC, least_AC = memory.dither(seed), DECAY * memory.expected_AC, memory.least_AC.clone()
     mixed_AD, right_AC = torch.empty_like(rows_AD), torch.ones_like(next_AC, dtype=torch.bool)
-    weights_AK = heard.weights_AK * step
+    weights_AK = heard.weights_AK * pace.step
     for first, last in _blocks(rows_AD):
         place = slice(first * CHUNK, last * CHUNK)
         rows_ACL = in_chunks(rows_AD[:, place])
@@ -287,7 +302,7 @@ def mix(
         mixed_ACL = rows_ACL.clone()
         arrived = decode(heard.packed_HB, size, bits, first, last)
         for senders_A, weights_A in zip(heard.senders_AK.mT, weights_AK.mT, strict=True):
-            low_ACL, codes_AC, sums_AC = (part.index_select(0, senders_A) for part in arrived)
+            low_ACL, codes_AC, asked_AC, sums_AC = (part.index_select(0, senders_A) for part in arrived)
             pitch_AC = pitches(codes_AC, dtype)
             scaled_ACL = scaled(rows_ACL, codes_AC, uniform_CL)
             theirs_ACL = unwrapped(low_ACL, scaled_ACL, bits)
@@ -299,9 +314,14 @@ def mix(
             mean_AC = differ_ACL.sum(-1).to(dtype) * (TAIL / CHUNK)
             apart_AC = torch.maximum((differ_ACL.amax(-1) - 1).to(dtype), mean_AC)
             theirs = reach(bits) / MARGIN  # how many pitches apart the sender expects neighbours to be
-            seen_AC = pitch_AC * torch.where(is_right_AC, apart_AC.clamp(min=SPREAD * theirs), WIDER * theirs)
-            next_AC[:, first:last] = torch.maximum(next_AC[:, first:last], seen_AC * heard_A1)
+            seen_AC = pitch_AC * apart_AC.clamp(min=SPREAD * theirs) * (heard_A1 & is_right_AC)
+            next_AC[:, first:last] = torch.maximum(next_AC[:, first:last], seen_AC)
+            asked_AC = torch.where(is_right_AC, asked_AC, torch.maximum(asked_AC, codes_AC + WIDER))
+            asked_AC = torch.minimum(asked_AC, own_AC + JUMP)
+            least_AC[:, first:last] = torch.maximum(least_AC[:, first:last], torch.where(heard_A1, asked_AC, LEAST))
             right_AC[:, first:last] &= is_right_AC
         mixed_AD[:, place] = mixed_ACL.flatten(1)[:, : size - first * CHUNK]
     unread_AC = torch.where(right_AC, 0, memory.unread_AC + 1)
-    return mixed_AD, Memory(next_AC, torch.zeros_like(next_AC), unread_AC, memory.round_A1 + 1).joined()
+    least_AC = (least_AC - ((memory.round_A1 // pace.parts) % pace.pause == 0).to(dtype)).clamp(LEAST, MOST)
+    after = Memory(next_AC, torch.zeros_like(next_AC), least_AC, unread_AC, memory.round_A1 + 1)
+    return mixed_AD, after.joined()

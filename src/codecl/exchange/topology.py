@@ -69,6 +69,11 @@ class Topology:
             return 1
         return min(AGREE_AT_MOST, math.ceil(math.log(AGREE_TO) / math.log(self.contraction)))
 
+    @cached_property
+    def diameter(self) -> int:
+        """Rounds until word of one agent reached all."""
+        return int(nx.diameter(self.graph)) if self.agents > 1 else 0
+
     def tree(self, root: int) -> list[tuple[int, int]]:
         """Breadth-first tree of `root` along edges, as (parent, child), parents first: how a flood travels."""
         return list(nx.bfs_edges(self.graph, root, sort_neighbors=sorted))

@@ -169,7 +169,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
     shards = [len(shard) for shard in data.partition]
     left = [max(0, shard - steps * batch) for shard in shards]
     size = message_bytes(setup.message, message.coordinates, forecast.itemsize)
-    trained, agreed = edges * steps * epochs, setup.topology.agree_rounds
+    trained, agreed = edges * steps * epochs, setup.agree_rounds
     return TaskPlan(
         name=data.name,
         images=sum(shards),
@@ -188,7 +188,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         reduce_bytes=sends * end.pool,
         flood_bytes=sends * end.flood,
         end_known=end.known if sends else "exact",
-        full_bytes=(trained + edges * agreed) * message.full * forecast.itemsize,
+        full_bytes=(trained + edges * setup.topology.agree_rounds) * message.full * forecast.itemsize,
         messages_s=_seconds(
             setup, task, size * (steps * epochs + agreed), end.flood + forecast.opening(task).flood, bandwidth
         ),

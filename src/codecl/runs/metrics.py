@@ -125,7 +125,8 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
         size = task.full * task.itemsize
         training = [epoch for epoch in epochs if epoch.task == task.task]
         messages = sum(epoch.messages for epoch in training)
-        full_bytes += size * (messages + sum(event.messages for event in agreements if event.task == task.task))
+        agreed = sum(event.messages // event.parts for event in agreements if event.task == task.task)  # whole rows
+        full_bytes += size * (messages + agreed)
         by_task.append(_ratio(size * messages, sum(epoch.bytes for epoch in training)))
         reference_full += messages * (task.full + task.reference_extra)
         reference_sent += messages * (task.coordinates + task.reference_extra)

@@ -124,6 +124,7 @@ class EpochEnded(Sent):
 class Agreed(Sent):
     kind: Literal["agree"] = "agree"
     rounds: int
+    parts: int = 1  # of a row, a message each
     consensus_error: float | None = None  # what is left
     disagreement: float | None = None
     missed: Mapping[str, Sequence[tuple[int, int]]] | None = None

@@ -15,7 +15,6 @@ from torch.func import functional_call
 
 from codecl.data.task import TaskData, in_batches
 from codecl.errors import RunFailed
-from codecl.exchange.messages import messages
 from codecl.space import norms
 from codecl.space.directions import FREE, OWN, counts
 from codecl.space.layout import Parameters
@@ -63,7 +62,7 @@ def start_of(setup: Setup, agents: Agents, position: TaskPosition | None = None)
 def at_rest(setup: Setup, coords_AD: Tensor, round: int = 0) -> Carry:
     """What the first step of agents that start here is handed, or one that joins the others before this round."""
     velocity_AV = torch.zeros_like(coords_AD) if setup.train.momentum else coords_AD[:, :0]
-    return Carry(coords_AD, velocity_AV, messages(setup.message, setup.seed, 0).memory(coords_AD, round))
+    return Carry(coords_AD, velocity_AV, setup.messages(0).memory(coords_AD, round))
 
 
 class LiveEpoch(NamedTuple):
@@ -146,7 +145,7 @@ def _epoch_ended(
         )
     unread = None
     if live.carry.memory_AM.numel():
-        unread = messages(setup.message, setup.seed, data.index).unread(setup.exchange.gather(live.carry.memory_AM))
+        unread = setup.messages(data.index).unread(setup.exchange.gather(live.carry.memory_AM))
     if unread:
         raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {live.epoch + 1}: {unread}")
     error = setup.exchange.consensus_error(live.coords_AD)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from codecl.data.task import TaskData
 from codecl.exchange import Exchange
-from codecl.exchange.messages import MessageConfig
+from codecl.exchange.messages import MessageConfig, Messages, messages
 from codecl.exchange.topology import Topology
 from codecl.methods import Method
 from codecl.space.directions import FreeConfig, OwnConfig
@@ -77,3 +77,12 @@ class Setup(NamedTuple):
     own_norms: tuple[str, ...]  # parameters of norms that each task has of its own; empty: trained in the first
     seed: int
     execution: Execution
+
+    @property
+    def agree_rounds(self) -> int:
+        """Rounds of agreement at a task's end, in each of which a part of every row is sent."""
+        return self.topology.agree_rounds * self.message.parts
+
+    def messages(self, task: int) -> Messages:
+        """How the rows of this task are sent."""
+        return messages(self.message, self.seed, task, self.topology.diameter)

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from codecl.data.task import TaskData
-from codecl.exchange.messages import messages
 from codecl.methods.base import LR
 from codecl.space.directions import space
 from codecl.train.agents import Agents
@@ -23,7 +22,7 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
     """The step of this task, in the order of mixing that the config says."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(space(state.memory, state.directions), agents.layout)
-    beta, sending = setup.train.momentum, messages(setup.message, setup.seed, data.index)
+    beta, sending = setup.train.momentum, setup.messages(data.index)
 
     def gradient(coords_AD: Tensor, indices_ABK: Tensor) -> tuple[Tensor, Tensor]:
         built = agents.build(coords_AD)  # weights are built while the batch is put together

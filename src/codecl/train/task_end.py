@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from codecl.data.task import TaskData
 from codecl.errors import RunFailed
 from codecl.exchange import Exchange, flooded
-from codecl.exchange.messages import messages
 from codecl.methods import TaskEnd
 from codecl.seeding import succession
 from codecl.space import directions, norms
@@ -26,12 +25,13 @@ def close_task(
     setup: Setup, state: State, data: TaskData, agents: Agents, carry: Carry, agreed: bool
 ) -> Generator[Event, None, State]:
     """Agree, grow, flood: afterwards every agent holds the same state. If the chosen agent is gone, the next grows."""
-    exchange, task, rounds = setup.exchange, data.index, 0 if agreed else setup.topology.agree_rounds
-    sending, coords_AD, memory_AM = messages(setup.message, setup.seed, task), carry.coords_AD, carry.memory_AM
+    exchange, task, rounds = setup.exchange, data.index, 0 if agreed else setup.agree_rounds
+    sending, coords_AD, memory_AM = setup.messages(task), carry.coords_AD, carry.memory_AM
     for _ in range(rounds):
         coords_AD, memory_AM = sending.start(exchange, coords_AD, memory_AM, "agree").wait()
     left = exchange.consensus_error(coords_AD)
-    yield Agreed(task=task, rounds=rounds, consensus_error=left, **exchange.traffic.take("agree"))
+    parts, sent = setup.message.parts, exchange.traffic.take("agree")
+    yield Agreed(task=task, rounds=rounds, parts=parts, consensus_error=left, **sent)
 
     for chosen in succession(setup.seed, task, setup.topology.agents):
         began = time.perf_counter()
