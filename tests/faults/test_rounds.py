@@ -168,7 +168,7 @@ def test_a_row_that_is_not_finite_is_left_out():
     assert history.isfinite().all()
     node = nodes[0]
     bad = torch.tensor([1.0, float("nan"), 0.0], dtype=torch.float64)
-    node.rows[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
+    node.rows.of[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
     node.live = {1: Position(0, 0)}
     found = node.start(torch.ones(1, 3, dtype=torch.float64), "train").wait()
     assert found.isfinite().all()
@@ -190,7 +190,7 @@ def test_a_row_that_is_sent_again_says_whether_its_round_counts_the_neighbour_in
         header = {**node._header(), "sender": peer, "beats": [0] * 3}
         node.receive(peer, frames.encode(FrameKind.REQUEST, **header, history=node.history.ids, number=1))
     rows = {sink: frame for sink, frame in sent if frame.kind is FrameKind.ROW}
-    assert first.pairs == promised == {1: True, 2: False}
+    assert first.sent.pairs == promised == {1: True, 2: False}
     assert {sink: frame.header.hears for sink, frame in rows.items()} == promised
     assert all(frame.tensors["row"].tolist() == [1, 1, 1] and frame.position == (0, 0) for frame in rows.values())
     node.close()
@@ -209,7 +209,7 @@ def test_a_stage_that_is_begun_again_has_the_sums_that_arrived_before():
     for agent in (1, 2):
         assert nodes[agent].reduce(0, [parts[agent]]) is None
     assert nodes[0].reduce(0, [parts[0]])["moment"].tolist() == [6, 6]
-    assert nodes[0].rejoin(lambda _: Rounds(0, 0)) is None
+    assert nodes[0].rejoin(lambda _: Rounds(0, 0, 0)) is None
     began = time.monotonic()
     assert nodes[0].reduce(0, [parts[0]])["moment"].tolist() == [6, 6]
     assert time.monotonic() - began < 5, "it waited for what it has"

@@ -86,7 +86,7 @@ class BFloat16(Exact):
         uniform_CL = quantised.uniform(Dither(self.seed, memory_AM[0, 0]), 0, quantised.chunks(size), torch.float32)
         bits_AD = rows_AD.float().view(torch.int32) + (uniform_CL.flatten()[:size] * 2**16).to(torch.int32)
         own_AD = (bits_AD & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
-        pending = exchange.swap(own_AD.view(torch.uint8), kind)
+        pending = exchange.swap(own_AD.view(torch.uint8), kind, rows_AD)
 
         def wait() -> tuple[Tensor, Tensor]:
             heard_HB, senders_AK, weights_AK = pending.wait()
@@ -95,6 +95,7 @@ class BFloat16(Exact):
                 differ_AD = heard_HD.index_select(0, senders_A) - own_AD
                 finite_A = differ_AD.isfinite().all(1)
                 mixed_AD = mixed_AD + torch.where(finite_A[:, None], weights_A[:, None] * differ_AD, 0)
+            pending.mixed(mixed_AD, 1.0)
             return mixed_AD, memory_AM + 1
 
         return PendingMix(wait)
@@ -116,8 +117,15 @@ class FewBits:
 
         def send() -> Callable[[], tuple[Tensor, Tensor]]:
             packed_AB = ops.encode(rows_AD, memory_AM, self.seed, self.bits)
-            pending = exchange.swap(packed_AB, kind)
-            return lambda: ops.mix(rows_AD, packed_AB, pending.wait(), memory_AM, self.step, self.seed, self.bits)
+            pending = exchange.swap(packed_AB, kind, rows_AD)
+
+            def mix() -> tuple[Tensor, Tensor]:
+                heard = pending.wait()
+                mixed_AD, next_AM = ops.mix(rows_AD, packed_AB, heard, memory_AM, self.step, self.seed, self.bits)
+                pending.mixed(mixed_AD, self.step)
+                return mixed_AD, next_AM
+
+            return mix
 
         if exchange.on_device:
             return PendingMix(beside(lambda: send()(), rows_AD.device))
