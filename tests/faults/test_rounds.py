@@ -17,28 +17,29 @@ from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
 from codecl.peers.decisions import PeersConfig, ReceivedRow, Rounds
-from codecl.peers.frames import FrameKind, Position
+from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
 
 CPU = torch.device("cpu")
 Lost = Callable[[int, int, frames.Frame], bool]  # from, to, what
+Altered = Callable[[int, int, bytes], bytes]  # from, to, what left -> what arrives
 
 
 class Air:
     """Between agents of one process: frames arrive in order, in a thread of their own, unless they are lost."""
 
-    def __init__(self, lost: Lost) -> None:
-        self.lost, self.nodes = lost, {}
+    def __init__(self, lost: Lost, altered: Altered = lambda source, sink, data: data) -> None:
+        self.lost, self.altered, self.nodes, self.inboxes, self.refused = lost, altered, {}, {}, []
 
     def links(self, node):
-        self.nodes[node.agent] = node
+        self.inboxes[node.agent], self.nodes[node.agent] = queue.SimpleQueue(), node
         return Links(self, node.agent)
 
 
 class Links:
     def __init__(self, air, me):
-        self.air, self.me, self.up, self.traffic, self._in = air, me, set(), {}, queue.SimpleQueue()
+        self.air, self.me, self.up, self.traffic, self._in = air, me, set(), {}, air.inboxes[me]
         threading.Thread(target=self._arriving, daemon=True).start()
 
     def connect_only(self, peers):
@@ -49,11 +50,14 @@ class Links:
 
     def _put(self, peer, data, may_drop=False):
         if peer in self.air.nodes and not self.air.lost(self.me, peer, frames.decode(data, 1 << 20)):
-            self.air.nodes[peer].links._in.put((self.me, data))
+            self.air.inboxes[peer].put((self.me, self.air.altered(self.me, peer, data)))
 
     def _arriving(self):
         for peer, data in iter(self._in.get, None):
-            self.air.nodes[self.me].receive(peer, data)
+            try:
+                self.air.nodes[self.me].receive(peer, data)
+            except BadFrame as error:
+                self.air.refused.append((peer, self.me, str(error)))
 
     def close(self):
         self._in.put(None)

@@ -31,6 +31,7 @@ from codecl.peers.decisions import NewestRow, PeersConfig, PeerStatus, ReceivedR
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.membership import STEPS, Membership, Neighbours
+from codecl.peers.rounds import SentRow, as_heard
 
 MAX_BYTES = 1 << 20
 START = bytes(32)
@@ -826,6 +827,21 @@ def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ou
         assert point.step < training
     else:
         assert max(steps) <= 1
+
+
+@given(st.dictionaries(st.integers(0, 6), st.floats(0.1, 0.5), max_size=5), st.data())
+def test_whoever_is_not_heard_has_no_weight_and_there_is_a_sender_whoever_is_heard(weights, data):
+    heard = {peer: torch.tensor([peer + 10, 0], dtype=torch.uint8) for peer in weights if data.draw(st.booleans())}
+    sent = SentRow(torch.tensor([99, 0], dtype=torch.uint8), weights, {})
+    packed_HB, senders_AK, weights_AK = as_heard(sent, heard, torch.zeros(3, dtype=torch.float64))
+    assert packed_HB.shape == (1 + len(heard), 2)
+    assert senders_AK.shape == weights_AK.shape == (1, max(1, len(weights)))
+    assert weights_AK.dtype == torch.float64
+    found = zip(weights, packed_HB[senders_AK[0], 0].tolist(), weights_AK[0].tolist(), strict=False)
+    expected = [(peer, peer + 10, weight) if peer in heard else (peer, 99, 0) for peer, weight in weights.items()]
+    assert list(found) == expected
+    if not heard:
+        assert weights_AK.sum() == 0
 
 
 ROWS = {
