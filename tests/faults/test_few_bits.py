@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -11,15 +12,20 @@ from torch import Tensor
 
 pytest.importorskip("grpc")
 
+from codecl.errors import RunFailed
 from codecl.exchange import Simulated, topology
 from codecl.exchange.messages import FewBits, MessageConfig, messages
 from codecl.exchange.quantised import CHUNK, chunks, packed_bytes
 from codecl.exchange.topology import TopologyConfig
 from codecl.peers import frames
+from codecl.peers.agent import PeerRun
 from codecl.peers.decisions import JOIN_AHEAD, Rounds
 from codecl.peers.frames import FrameKind, Position
+from codecl.peers.membership import Journal
 from codecl.peers.node import Node
+from codecl.train.loop import train
 from tests.faults.test_rounds import CPU, Air, Altered, Lost, missed, open_node
+from tests.problems import build, config, perceptron, tasks
 
 AGENTS, SIZE, ROUNDS, STEP, BITS = 4, 2500, 30, 5, 4
 SENDING = FewBits(BITS, 1)
@@ -216,6 +222,45 @@ def test_what_is_no_message_is_refused_before_it_is_kept(what):
     assert (source, sink) == (1, 2)
     assert reason in said
     assert (STEP, 1) in missed(nodes[2])
+
+
+def unreadable(lossy: bool):
+    """All messages arrive damaged."""
+
+    def make(graph, dtype, device):
+        exchange = Simulated(graph, dtype, device)
+        swap, exchange.lossy = exchange.swap, lossy
+
+        def damaged(packed_AB, kind, rows_AD):
+            pending, spoiled = swap(packed_AB, kind, rows_AD), packed_AB.clone()
+            spoiled[:, -4:] ^= 1
+            return pending._replace(heard=pending.heard._replace(packed_HB=spoiled))
+
+        exchange.swap = damaged
+        return exchange
+
+    settings = config(agents=2, topology="ring", message={"bits": 4}, train={"epochs": 30, "batch_size": 6})
+    return build(perceptron(), tasks(1), settings, make)
+
+
+def test_what_cannot_be_read_for_long_ends_a_run_but_not_that_of_a_peer():
+    setup, state = unreadable(lossy=False)
+    with pytest.raises(RunFailed, match="could not be read for 52 rounds"):
+        list(train(setup, state))
+    setup, state = unreadable(lossy=True)
+    epochs = [event for event in train(setup, state) if event.kind == "epoch"]
+    assert len(epochs) == 30
+    journal, written = Journal(), []
+    node = SimpleNamespace(journal=journal, position=Position(0, 3), agent=1)
+    writer = SimpleNamespace(event=written.append)
+    peer = SimpleNamespace(setup=setup, node=node, writer=writer, missed=0)
+    peer._notes = lambda: written.extend(journal.take_notes())
+    for event in (epochs[0], epochs[-1]):
+        PeerRun._record(peer, event)
+    assert [event.kind for event in written] == ["epoch", "member", "epoch"]
+    assert (written[1].state, written[1].agent) == ("unread", 1)
+    assert "raise message.bits (it is 4)" in written[1].why
+    assert journal.degraded
 
 
 # one who joins
