@@ -81,7 +81,8 @@ class Spied(Node):
 def at_work(member, commit, connect=None):
     """A node in the middle of the second task, where the chart has SIZE numbers."""
     node = Spied(member)
-    node.position, node.row_size = Position(0, STEP), SIZE
+    node.position = Position(0, STEP)
+    node.rows.expect(torch.ones(SIZE))
     node.open(first_history(commit), 3, MAX_BYTES, connect or partial(peer.connect, member))
     return node
 
@@ -161,7 +162,7 @@ def goes_on(nodes):
 def kept(node):
     """What a hostile frame should not change."""
     with node._changed:
-        rows = {agent: sorted(rows) for agent, rows in node.rows.items()}
+        rows = [{agent: sorted(rows) for agent, rows in some.items()} for some in (node.rows.of, node.rows.full)]
         about = node.position, node.late, node.journal.degraded, dict(node.live), node.history.ids
         return rows, sorted(node.sums), [commit.id for commit in node.history.candidates], about
 
@@ -366,6 +367,8 @@ HOSTILE_FRAMES = {
     "another sender": (sends(FrameKind.ROW, row(), sender=2), "it is of agent 2"),
     "another fleet": (sends(FrameKind.ROW, row(), fleet="ba9876543210"), "of fleet 'ba98"),
     "a row too long": (sends(FrameKind.ROW, row(SIZE + 1)), "a row of 6 numbers"),
+    "a row of bytes": (sends(FrameKind.ROW, {"row": torch.ones(SIZE, dtype=torch.uint8)}), "a row of torch.uint8"),
+    "a row in full of bytes": (sends(FrameKind.FULL, {"row": torch.ones(SIZE, dtype=torch.uint8)}), "a row in full of"),
     "a row that is none": (sends(FrameKind.ROW, {"rows": torch.ones(5)}), "a row that is"),
     "an unknown kind": (sends(99), "99 is not a valid FrameKind"),
     "a task that is none": (sends(FrameKind.LATE, stage=10**6), "in stage 1000001 of 3"),
@@ -425,7 +428,7 @@ def test_a_row_of_this_step_is_kept_once_and_the_first_stays(victim, members):
             caller.send(frame(members, FrameKind.ROW, {"row": torch.full((SIZE,), value)}, **ours(victim)))
         caller.send(frame(members, FrameKind.BEAT, step=STEP + 5))
         until(lambda: step_of(victim, HOSTILE) == STEP + 5)
-        assert victim.rows[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
+        assert victim.rows.of[HOSTILE].pop((1, STEP)).row_D.tolist() == [1.0] * SIZE
 
 
 def test_a_row_of_another_commit_is_never_kept(victim, members, caplog):
@@ -626,8 +629,9 @@ def any_frame(rng, members, node, known):
     }
     if kind is FrameKind.COMMIT:
         return frame(members, kind, **about, **fields_of(rng.choice(known)))
-    size = rng.choice([SIZE] * 6 + [0, 1, 600])
-    return frame(members, kind, {"row": torch.ones(size)} if kind in (FrameKind.ROW, FrameKind.SUM) else None, **about)
+    size, dtype = rng.choice([SIZE] * 6 + [0, 1, 600]), rng.choice([torch.float32] * 6 + [torch.uint8])
+    has_row = kind in (FrameKind.ROW, FrameKind.FULL, FrameKind.SUM)
+    return frame(members, kind, {"row": torch.ones(size, dtype=dtype)} if has_row else None, **about)
 
 
 def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(node, members):
@@ -646,14 +650,17 @@ def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(node, me
         if number % 1000 == 0:
             frames.encode(FrameKind.BEAT, **node._header())  # it can still speak
     assert min(counts["heard"], counts["refused"]) > 3000
-    assert 1 <= len(node.rows[HOSTILE]) <= 2 * node.max_ahead
+    assert 1 <= len(node.rows.of[HOSTILE]) <= 2 * node.max_ahead
+    assert [len(rows) for rows in node.rows.full.values()] == [1]
     assert 1 <= len(node.sums) <= MAX_SUMS
     assert 1 <= len(node.history.candidates) <= history.MAX_CANDIDATES
     assert 1 <= len(node.journal.take_notes()) <= membership.MAX_NOTES
-    assert {agent for agent, rows in node.rows.items() if rows} == {HOSTILE} == set(node.status)
+    assert (
+        {agent for agent, rows in node.rows.of.items() if rows} == {HOSTILE} == set(node.status) == set(node.rows.full)
+    )
     assert len(node.outbox._sent_at) < 10
     assert (node.history.ids, node.position) == (past, (1, STEP))
-    assert all(len(row.row_D) == SIZE for at, row in node.rows[HOSTILE].items() if at.stage == 1)
+    assert all(len(row.row_D) == SIZE for at, row in node.rows.of[HOSTILE].items() if at.stage == 1)
 
 
 def test_one_neighbours_sums_leave_room_for_those_of_others(node, members):

@@ -1,16 +1,18 @@
 """A fleet of eight goes on, ends, and tells the truth, whatever happens to one of its agents or links.
 
 python -m tests.faults.test_peers FOLDER [TOPOLOGY …] [FAULT …]     prints the table of all faults
-python -m tests.faults.test_peers agent FILE …                      `codecl agent FILE …` with late messages
+python -m tests.faults.test_peers late FILE …                       `codecl agent FILE …` with late messages
+python -m tests.faults.test_peers counted FILE …                    … whose messages' rounds have to be its steps
 """
 
 import random
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ pytest.importorskip("grpc")
 
 from codecl import api, exchange
 from codecl.cli import main
+from codecl.exchange.messages import FewBits
 from codecl.peers.decisions import PeersConfig
 from codecl.peers.links import Link
 from codecl.runs.config import RunConfig, preset, resolve
@@ -32,9 +35,9 @@ HASTY = PeersConfig(deadline=0.15, silence=3.0, meet=60)  # every twentieth mess
 TASKS, EPOCHS, VICTIM = 3, 15, 3
 
 
-def config(topology: str, tasks: int = TASKS, epochs: int = EPOCHS, seed: int = 1) -> RunConfig:
-    fields = {"agents": 8, "topology": {"name": topology}, "seed": seed, "method": {"name": "codec"}}
-    settings = {"data": {"tasks": tasks}, "train": {"epochs": epochs}}
+def config(topology: str, tasks: int = TASKS, epochs: int = EPOCHS, bits: int = 32) -> RunConfig:
+    fields = {"agents": 8, "topology": {"name": topology}, "seed": 1, "method": {"name": "codec"}}
+    settings = {"data": {"tasks": tasks}, "train": {"epochs": epochs}, "message": {"bits": bits}}
     return resolve(preset("quickstart"), {**fields, **settings})
 
 
@@ -104,6 +107,19 @@ def late_agent(*arguments: str) -> None:
     main()
 
 
+def counted_agent(*arguments: str) -> None:
+    """All agents round with the same numbers if each knows which round it is in."""
+    start = FewBits.start
+
+    def counted(self, node, rows_AD, memory_AM, kind):
+        assert int(memory_AM[0, -1]) == node.position.step, "another round than the others'"
+        return start(self, node, rows_AD, memory_AM, kind)
+
+    FewBits.start = counted
+    sys.argv[1:] = ["agent", *arguments]
+    main()
+
+
 class Fault(NamedTuple):
     do: Callable[[LocalFleet], None]
     recorded: str  # the states that the record has to tell of
@@ -113,7 +129,8 @@ class Fault(NamedTuple):
     epochs: int = EPOCHS
 
 
-DELAYED = (sys.executable, "-W", "error", "-m", "tests.faults.test_peers", "agent")
+OURS = (sys.executable, "-W", "error", "-m", "tests.faults.test_peers")
+DELAYED, COUNTED = (*OURS, "late"), (*OURS, "counted")
 FAULTS = {
     "none": Fault(none, ""),
     "killed": Fault(killed, "lost dead linked"),
@@ -135,13 +152,13 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def outcome(name: str, topology: str, folder: Path, seconds: float = 500, tasks: int = TASKS) -> Outcome:
+def outcome(name: str, topology: str, folder: Path, tasks: int = TASKS, bits: int = 32) -> Outcome:
     fault, began = FAULTS[name], time.monotonic()
-    fleet = LocalFleet(config(topology, tasks, fault.epochs), fault.rules, folder, wires=fault.wires)
+    fleet = LocalFleet(config(topology, tasks, fault.epochs, bits), fault.rules, folder, wires=fault.wires)
     fleet.command = fault.command
     with fleet:
         fault.do(fleet)
-        codes = fleet.finished(seconds)
+        codes = fleet.finished(500)
         states = {agent: [e for e in fleet.events(agent) if e["kind"] == "member"] for agent in codes}
         metrics = {agent: fleet.metrics(agent) for agent in codes}
         logs = {agent: fleet.log(agent) for agent in codes}
@@ -160,7 +177,12 @@ def row(name: str, topology: str, found: Outcome) -> str:
     )
 
 
-EVERY = [(name, topology) for name in FAULTS if name != "none" for topology in ("ring", "torus")]
+EVERY = [
+    (name, topology, bits)
+    for name in FAULTS
+    if name != "none"
+    for topology, bits in (("ring", 32), ("torus", 32), ("ring", 4))
+]
 
 
 @cache
@@ -169,8 +191,8 @@ def undisturbed(topology: str, tasks: int, epochs: int, folder) -> float:
     return api.run(config(topology, tasks, epochs), out=folder, device="cpu").metrics["acc"]
 
 
-def check(name: str, topology: str, tasks: int, tmp_path, tmp_path_factory) -> None:
-    found = outcome(name, topology, tmp_path, tasks=tasks)
+def check(name: str, topology: str, tasks: int, bits: int, tmp_path, tmp_path_factory) -> None:
+    found = outcome(name, topology, tmp_path, tasks, bits)
     print(row(name, topology, found))
     said = found.logs
     assert set(found.codes.values()) <= {0, 4}, said
@@ -188,15 +210,16 @@ def check(name: str, topology: str, tasks: int, tmp_path, tmp_path_factory) -> N
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_fleet_survives(tmp_path, tmp_path_factory):
+@pytest.mark.parametrize("bits", [32, 4])
+def test_a_fleet_survives(bits, tmp_path, tmp_path_factory):
     """The other faults take minutes: `make long`."""
-    check("killed", "ring", 2, tmp_path, tmp_path_factory)
+    check("killed", "ring", 2, bits, tmp_path, tmp_path_factory)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "topology"), EVERY)
-def test_a_fleet_survives_at_length(name, topology, tmp_path, tmp_path_factory):
-    check(name, topology, 3, tmp_path, tmp_path_factory)
+@pytest.mark.parametrize(("name", "topology", "bits"), EVERY)
+def test_a_fleet_survives_at_length(name, topology, bits, tmp_path, tmp_path_factory):
+    check(name, topology, 3, bits, tmp_path, tmp_path_factory)
 
 
 @pytest.mark.long
@@ -215,17 +238,19 @@ def test_what_is_not_disturbed_is_complete(topology, tmp_path, tmp_path_factory)
 PATIENT = PeersConfig(deadline=1.0, silence=60, meet=60)  # nobody is counted out while all stand still
 
 
-def inside_the_last_task(fleet: LocalFleet) -> set[str]:
+def inside_the_last_task(fleet: LocalFleet, empty: bool = False) -> set[str]:
     """One is killed after the directions of the task were chosen, and is back while the others are still in it."""
     fleet.until(2, "epoch", 2, 0)
     for other in (0, 1):
         fleet.signal(other, signal.SIGSTOP)
     fleet.signal(2, signal.SIGKILL)
+    if empty:
+        shutil.rmtree(fleet.run_folder(2))
     fleet.start(2)
-    fleet.until(2, "member", None)  # that it restarted
+    fleet.until(2, *(("run", None) if empty else ("member", None)))  # that it started, or restarted
     for other in (0, 1):
         fleet.signal(other, signal.SIGCONT)
-    return {"restarted", "joined"}
+    return {"joined"} if empty else {"restarted", "joined"}
 
 
 def before_it_opened(fleet: LocalFleet) -> set[str]:
@@ -247,13 +272,15 @@ def the_one_that_chooses(fleet: LocalFleet) -> set[str]:
 
 
 def check_own_directions(
-    fault: Callable[[LocalFleet], set[str]], rules: PeersConfig, epochs: int, folder: Path
+    fault: Callable[[LocalFleet], set[str]], rules: PeersConfig, epochs: int, folder: Path, bits: int = 32
 ) -> None:
     """Whoever is left holds the same model, with directions of its own for every task after the first."""
     fields = {"agents": 3, "seed": 1, "method": {"name": "codec"}, "model": {"name": "tests.problems:pooled"}}
     settings = {"own": {"directions": 2}, "norms": "own", "data": {"tasks": TASKS}, "train": {"epochs": epochs}}
-    settings = resolve(preset("quickstart"), fields | settings)
-    with LocalFleet(settings, rules, folder) as fleet:
+    settings = resolve(preset("quickstart"), fields | settings | {"message": {"bits": bits}})
+    fleet = LocalFleet(settings, rules, folder)
+    fleet.command = COUNTED
+    with fleet:
         expected = fault(fleet)
         codes = fleet.finished(500)
         logs = {agent: fleet.log(agent) for agent in codes}
@@ -284,6 +311,12 @@ def test_who_joins_again_inside_a_task_has_the_directions_of_all_tasks(tmp_path)
     check_own_directions(inside_the_last_task, PATIENT, 5, tmp_path)
 
 
+@pytest.mark.alone
+@pytest.mark.slow
+def test_who_joins_with_nothing_inside_a_task_reads_and_is_read_in_four_bits(tmp_path):
+    check_own_directions(partial(inside_the_last_task, empty=True), PATIENT, 5, tmp_path, bits=4)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", [before_it_opened, the_one_that_chooses])
 def test_a_fleet_with_own_directions_survives_at_length(fault, tmp_path):
@@ -292,8 +325,8 @@ def test_a_fleet_with_own_directions_survives_at_length(fault, tmp_path):
 
 if __name__ == "__main__":
     base, *wanted = sys.argv[1:]
-    if base == "agent":
-        late_agent(*wanted)
+    if base in ("late", "counted"):
+        (late_agent if base == "late" else counted_agent)(*wanted)
         sys.exit()
     for topology in [word for word in wanted if word in ("ring", "torus")] or ["ring", "torus"]:
         for name in [word for word in wanted if word in FAULTS] or FAULTS:

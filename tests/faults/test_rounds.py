@@ -17,28 +17,29 @@ from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig
 from codecl.peers import frames
 from codecl.peers.decisions import PeersConfig, ReceivedRow, Rounds
-from codecl.peers.frames import FrameKind, Position
+from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
 
 CPU = torch.device("cpu")
 Lost = Callable[[int, int, frames.Frame], bool]  # from, to, what
+Altered = Callable[[int, int, bytes], bytes]  # from, to, what left -> what arrives
 
 
 class Air:
     """Between agents of one process: frames arrive in order, in a thread of their own, unless they are lost."""
 
-    def __init__(self, lost: Lost) -> None:
-        self.lost, self.nodes = lost, {}
+    def __init__(self, lost: Lost, altered: Altered = lambda source, sink, data: data) -> None:
+        self.lost, self.altered, self.nodes, self.inboxes, self.refused = lost, altered, {}, {}, []
 
     def links(self, node):
-        self.nodes[node.agent] = node
+        self.inboxes[node.agent], self.nodes[node.agent] = queue.SimpleQueue(), node
         return Links(self, node.agent)
 
 
 class Links:
     def __init__(self, air, me):
-        self.air, self.me, self.up, self.traffic, self._in = air, me, set(), {}, queue.SimpleQueue()
+        self.air, self.me, self.up, self.traffic, self._in = air, me, set(), {}, air.inboxes[me]
         threading.Thread(target=self._arriving, daemon=True).start()
 
     def connect_only(self, peers):
@@ -49,11 +50,14 @@ class Links:
 
     def _put(self, peer, data, may_drop=False):
         if peer in self.air.nodes and not self.air.lost(self.me, peer, frames.decode(data, 1 << 20)):
-            self.air.nodes[peer].links._in.put((self.me, data))
+            self.air.inboxes[peer].put((self.me, self.air.altered(self.me, peer, data)))
 
     def _arriving(self):
         for peer, data in iter(self._in.get, None):
-            self.air.nodes[self.me].receive(peer, data)
+            try:
+                self.air.nodes[self.me].receive(peer, data)
+            except BadFrame as error:
+                self.air.refused.append((peer, self.me, str(error)))
 
     def close(self):
         self._in.put(None)
@@ -168,7 +172,7 @@ def test_a_row_that_is_not_finite_is_left_out():
     assert history.isfinite().all()
     node = nodes[0]
     bad = torch.tensor([1.0, float("nan"), 0.0], dtype=torch.float64)
-    node.rows[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
+    node.rows.of[1][node.position] = ReceivedRow(bad, hears=True, commit=node.history.newest_id)
     node.live = {1: Position(0, 0)}
     found = node.start(torch.ones(1, 3, dtype=torch.float64), "train").wait()
     assert found.isfinite().all()
@@ -190,7 +194,7 @@ def test_a_row_that_is_sent_again_says_whether_its_round_counts_the_neighbour_in
         header = {**node._header(), "sender": peer, "beats": [0] * 3}
         node.receive(peer, frames.encode(FrameKind.REQUEST, **header, history=node.history.ids, number=1))
     rows = {sink: frame for sink, frame in sent if frame.kind is FrameKind.ROW}
-    assert first.pairs == promised == {1: True, 2: False}
+    assert first.sent.pairs == promised == {1: True, 2: False}
     assert {sink: frame.header.hears for sink, frame in rows.items()} == promised
     assert all(frame.tensors["row"].tolist() == [1, 1, 1] and frame.position == (0, 0) for frame in rows.values())
     node.close()
@@ -209,7 +213,7 @@ def test_a_stage_that_is_begun_again_has_the_sums_that_arrived_before():
     for agent in (1, 2):
         assert nodes[agent].reduce(0, [parts[agent]]) is None
     assert nodes[0].reduce(0, [parts[0]])["moment"].tolist() == [6, 6]
-    assert nodes[0].rejoin(lambda _: Rounds(0, 0)) is None
+    assert nodes[0].rejoin(lambda _: Rounds(0, 0, 0)) is None
     began = time.monotonic()
     assert nodes[0].reduce(0, [parts[0]])["moment"].tolist() == [6, 6]
     assert time.monotonic() - began < 5, "it waited for what it has"

@@ -31,6 +31,7 @@ from codecl.peers.decisions import NewestRow, PeersConfig, PeerStatus, ReceivedR
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.membership import STEPS, Membership, Neighbours
+from codecl.peers.rounds import SentRow, as_heard
 
 MAX_BYTES = 1 << 20
 START = bytes(32)
@@ -766,12 +767,13 @@ def test_a_row_is_kept_if_it_is_of_now_or_later_and_not_of_this_stage_after_anot
     st.booleans(), st.sampled_from([None, True, False]), ids, st.integers(3, 4), st.sampled_from([0.0, np.nan, np.inf])
 )
 def test_a_row_is_mixed_if_it_fits_and_of_a_pair_both_or_neither(hears, we_hear, commit_id, size, value):
-    row = ReceivedRow(torch.tensor([1.0, value, 2.0]), hears, b"a")
-    usable = decisions.is_usable(row, commit_id, size, we_hear)
+    row, own = ReceivedRow(torch.tensor([1.0, value, 2.0]), hears, b"a"), torch.zeros(size)
+    usable = decisions.is_usable(row, commit_id, own, we_hear)
+    assert not decisions.is_usable(row, commit_id, own.to(torch.uint8), we_hear)  # bytes are due
     assert usable == (commit_id == b"a" and size == 3 and value == 0 and (we_hear is None or (hears and we_hear)))
     back = ReceivedRow(row.row_D, bool(we_hear), b"a")  # what the other side sees of us
     if we_hear is not None:
-        assert usable == decisions.is_usable(back, commit_id, size, hears)
+        assert usable == decisions.is_usable(back, commit_id, own, hears)
 
 
 @given(st.sets(st.integers(0, 6)), st.dictionaries(st.integers(0, 6), positions), positions, st.sets(st.integers(0, 6)))
@@ -811,7 +813,7 @@ newest_rows = st.builds(NewestRow, st.integers(0, 40), st.just(torch.ones(2)))
 
 @given(positions, ids, st.lists(statuses, max_size=5), st.lists(newest_rows, max_size=4), st.integers(1, 40))
 def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ours, others, newest, training):
-    rounds = Rounds(training, training + 3)
+    rounds = Rounds(training, training + 3, 2)
     point = decisions.join_point(own, ours, others, newest, rounds)
     steps = [other.position.step for other in others if (other.position.stage, other.commit) == (own.stage, ours)]
     if point is None:
@@ -827,12 +829,36 @@ def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ou
         assert max(steps) <= 1
 
 
-@given(st.dictionaries(positions, st.tuples(ids, st.booleans())), positions, ids)
-def test_the_newest_row_is_the_furthest_that_could_be_mixed(rows, own, ours):
-    values = {True: torch.ones(2), False: torch.tensor([1.0, np.nan])}
-    received = {at: ReceivedRow(values[finite], True, theirs) for at, (theirs, finite) in rows.items()}
-    fitting = [at for at, (theirs, finite) in rows.items() if finite and theirs == ours and at.stage == own.stage]
-    newest = decisions.newest_row(received, own, ours)
+@given(st.dictionaries(st.integers(0, 6), st.floats(0.1, 0.5), max_size=5), st.data())
+def test_whoever_is_not_heard_has_no_weight_and_there_is_a_sender_whoever_is_heard(weights, data):
+    heard = {peer: torch.tensor([peer + 10, 0], dtype=torch.uint8) for peer in weights if data.draw(st.booleans())}
+    sent = SentRow(torch.tensor([99, 0], dtype=torch.uint8), weights, {})
+    packed_HB, senders_AK, weights_AK = as_heard(sent, heard, torch.zeros(3, dtype=torch.float64))
+    assert packed_HB.shape == (1 + len(heard), 2)
+    assert senders_AK.shape == weights_AK.shape == (1, max(1, len(weights)))
+    assert weights_AK.dtype == torch.float64
+    found = zip(weights, packed_HB[senders_AK[0], 0].tolist(), weights_AK[0].tolist(), strict=False)
+    expected = [(peer, peer + 10, weight) if peer in heard else (peer, 99, 0) for peer, weight in weights.items()]
+    assert list(found) == expected
+    if not heard:
+        assert weights_AK.sum() == 0
+
+
+ROWS = {
+    "whole": torch.ones(2),
+    "not finite": torch.tensor([1.0, np.nan]),
+    "short": torch.ones(1),
+    "bytes": torch.ones(2, dtype=torch.uint8),
+}
+
+
+@given(st.dictionaries(positions, st.tuples(ids, st.sampled_from(list(ROWS)))), positions, ids)
+def test_the_newest_row_is_the_furthest_that_one_can_start_from(rows, own, ours):
+    received = {at: ReceivedRow(ROWS[what], True, theirs) for at, (theirs, what) in rows.items()}
+    fitting = [
+        at for at, (theirs, what) in rows.items() if what == "whole" and theirs == ours and at.stage == own.stage
+    ]
+    newest = decisions.newest_row(received, own, ours, 2)
     assert (newest.step if newest else None) == max((at.step for at in fitting if at >= own), default=None)
 
 

@@ -17,9 +17,9 @@ EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
 RANKS = {1: EIGHT, 2: EIGHT, 3: FIVE, 4: EIGHT, 8: EIGHT}
 PEERS = {
-    4: ["four", "four all", "own four", "own four all"],
-    5: ["one way", "combine", "random"],
-    8: ["one ring", "all torus"],
+    4: ["four", "four all", "own four", "own four all", "four in eight", "four in four", "four in bfloat16"],
+    5: ["one way", "combine", "random", "four bits"],
+    8: ["one ring", "all torus", "eight bits"],
 }
 simulated = cache(story)
 

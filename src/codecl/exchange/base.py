@@ -86,6 +86,9 @@ class PendingSwap(Protocol):
     def wait(self) -> Heard:
         """What arrived."""
 
+    def mixed(self, mixed_AD: Tensor, step: float) -> None:
+        """Be told what the rows became, with this step towards what was heard. Watching only."""
+
 
 class Exchange(Protocol):
     """Rows are agents of this process; bytes are counted where a message leaves, from the tensor that leaves."""
@@ -93,12 +96,14 @@ class Exchange(Protocol):
     agents: Sequence[int]  # of this process, by their number in the topology
     traffic: Traffic
     on_device: bool  # a round is work of the device alone: a step can be captured and replayed
+    lossy: bool  # messages may be lost: one that cannot be read does not end a run
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Pending:
         """Send each row to those who hear it. `wait` gives W_mix · rows."""
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> PendingSwap:
-        """Send the bytes of each agent to those who hear it."""
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> PendingSwap:
+        """Send the bytes of each agent to those who hear it. `rows_AD`: what they stand for; it does not leave, but for
+        an agent that joins the others in the middle of a task."""
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from codecl.exchange import quantised
 from codecl.exchange.base import Exchange
-from codecl.exchange.quantised import CHUNK, WIDER, Dither, Memory, Pace
+from codecl.exchange.quantised import CHUNK, STEPS, WIDER, Dither, Memory, Pace
 from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.streams import beside
 from codecl.seeding import derive
@@ -103,7 +103,7 @@ class BFloat16(Exact):
         uniform_CL = quantised.uniform(Dither(self.seed, memory_AM[0, 0]), 0, quantised.chunks(size), torch.float32)
         bits_AD = rows_AD.float().view(torch.int32) + (uniform_CL.flatten()[:size] * 2**16).to(torch.int32)
         own_AD = (bits_AD & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
-        pending = exchange.swap(own_AD.view(torch.uint8), kind)
+        pending = exchange.swap(own_AD.view(torch.uint8), kind, rows_AD)
 
         def wait() -> tuple[Tensor, Tensor]:
             heard_HB, senders_AK, weights_AK = pending.wait()
@@ -112,6 +112,7 @@ class BFloat16(Exact):
                 differ_AD = heard_HD.index_select(0, senders_A) - own_AD
                 finite_A = differ_AD.isfinite().all(1)
                 mixed_AD = mixed_AD + torch.where(finite_A[:, None], weights_A[:, None] * differ_AD, 0)
+            pending.mixed(mixed_AD, 1.0)
             return mixed_AD, memory_AM + 1
 
         return PendingMix(wait)
@@ -123,26 +124,28 @@ class FewBits:
     Laws: the mean of all agents is kept; the same bytes leave in every exchange."""
 
     def __init__(self, bits: int, seed: int, diameter: int, parts: int = 1) -> None:
-        self.bits, self.seed, self.diameter, self.parts = bits, seed, diameter, parts
+        self.bits, self.seed, self.diameter = bits, seed, diameter
         self.pace = Pace(STEP.get(bits, 1.0), max(1, math.ceil(diameter / (WIDER / 2))), parts)
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
         return Memory.new(rows_AD, round).joined()
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
-        if self.parts == 1:
-            return self._start(exchange, rows_AD, memory_AM, kind)
-        part = Part.of(rows_AD, memory_AM, self.parts)
-        pending = self._start(exchange, part.rows_AD, part.memory_AM, kind)
-        return PendingMix(lambda: part.put_back(*pending.wait()))
-
-    def _start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
         ops = _ops(rows_AD)
 
         def send() -> Callable[[], tuple[Tensor, Tensor]]:
-            packed_AB = ops.encode(rows_AD, memory_AM, self.seed, self.bits)
-            pending = exchange.swap(packed_AB, kind)
-            return lambda: ops.mix(rows_AD, packed_AB, pending.wait(), memory_AM, self.pace, self.seed, self.bits)
+            part = Part.of(rows_AD, memory_AM, self.pace.parts)
+            packed_AB = ops.encode(part.rows_AD, part.memory_AM, self.seed, self.bits)
+            pending = exchange.swap(packed_AB, kind, rows_AD)
+
+            def mix() -> tuple[Tensor, Tensor]:
+                heard = pending.wait()
+                mixed = ops.mix(part.rows_AD, packed_AB, heard, part.memory_AM, self.pace, self.seed, self.bits)
+                mixed_AD, next_AM = part.put_back(*mixed)
+                pending.mixed(mixed_AD, self.pace.step)
+                return mixed_AD, next_AM
+
+            return mix
 
         if exchange.on_device:
             return PendingMix(beside(lambda: send()(), rows_AD.device))
@@ -156,10 +159,10 @@ class FewBits:
         if not memory.unread_AC.max() >= UNREAD * (self.diameter + 1):
             return None
         row, chunk = divmod(int(memory.unread_AC.argmax()), memory.unread_AC.shape[1])
-        rounds, apart = int(memory.unread_AC[row, chunk]), float(memory.expected_AC[row, chunk])
+        rounds, pitch = int(memory.unread_AC[row, chunk]), 2 ** (float(memory.least_AC[row, chunk]) / STEPS)
         return (
             f"numbers {chunk * CHUNK} to {(chunk + 1) * CHUNK - 1} of neighbours' messages could not be read for"
-            f" {rounds} rounds (they are further apart than {apart:.3g}); raise message.bits (it is {self.bits})"
+            f" {rounds} rounds (a pitch of {pitch:.3g} is asked for); raise message.bits (it is {self.bits})"
             " or lower train.lr"
         )
 

@@ -23,12 +23,14 @@ class Part(NamedTuple):
     memory_AM: Tensor
     whole_AD: Tensor
     whole: Memory
-    places_P: Tensor  # in the whole; beyond its end: none
-    chunks_C: Tensor
+    places_P: Tensor | None = None  # in the whole; beyond its end: none
+    chunks_C: Tensor | None = None
 
     @classmethod
     def of(cls, rows_AD: Tensor, memory_AM: Tensor, parts: int) -> "Part":
         whole, size = Memory.split(memory_AM), part_size(rows_AD.shape[1], parts)
+        if parts == 1:
+            return cls(rows_AD, memory_AM, rows_AD, whole)
         first = whole.round_A1[0, 0].long() % parts * size  # on the device: a captured step takes it from there
         places_P = first + torch.arange(size, device=first.device)
         chunks_C = first // CHUNK + torch.arange(size // CHUNK, device=first.device)
@@ -37,6 +39,8 @@ class Part(NamedTuple):
 
     def put_back(self, rows_AD: Tensor, memory_AM: Tensor) -> tuple[Tensor, Tensor]:
         """The whole rows and memory, with what became of the part."""
+        if self.places_P is None or self.chunks_C is None:
+            return rows_AD, memory_AM
         part = Memory.split(memory_AM)
         changed = (_put(old, self.chunks_C, new) for old, new in zip(self.whole[:-1], part[:-1], strict=True))
         return _put(self.whole_AD, self.places_P, rows_AD), torch.cat([*changed, part.round_A1], 1)

@@ -25,11 +25,15 @@ class Swapped(NamedTuple):
     def wait(self) -> Heard:
         return self.heard
 
+    def mixed(self, mixed_AD: Tensor, step: float) -> None:
+        pass
+
 
 class Simulated:
     """Law: W_mix keeps the mean of the rows."""
 
     on_device = True
+    lossy = False
 
     def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> None:
         self.topology = topology
@@ -44,7 +48,7 @@ class Simulated:
         self.traffic.count(kind, len(self.topology.edges), rows_AD[0].nbytes)
         return Mixed(beside(lambda: self._mixing_AA @ rows_AD, rows_AD.device))
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> Swapped:
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> Swapped:
         self.traffic.count(kind, len(self.topology.edges), packed_AB[0].nbytes)
         return Swapped(Heard(packed_AB, self._senders_AK, self._weights_AK))
 

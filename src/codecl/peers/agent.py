@@ -27,7 +27,7 @@ from codecl.train import events
 from codecl.train.loop import at_rest, evaluate, train
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
-from codecl.train.task_start import chooses
+from codecl.train.task_start import chooses, task_layout
 
 COMMITS = "commits"  # the folder of what each task left, in the run's own
 
@@ -137,6 +137,7 @@ class PeerRun:
         self.node: Node = setup.exchange
         self.stages = stages_of(setup)
         self.missed = 0
+        self._sizes: dict[bytes, int] = {}  # of a row, after this commit
 
     def run(self) -> Taken:
         finished, stages = False, len(self.stages)
@@ -202,9 +203,12 @@ class PeerRun:
     def _rounds(self, stage: int) -> Rounds:
         task, opens = self.stages[stage]
         if opens:
-            return Rounds(0, 0)
-        training = self.setup.train.epochs * self.setup.tasks[task].steps(self.setup.train.batch_size)
-        return Rounds(training, training + self.setup.topology.agree_rounds)
+            return Rounds(0, 0, 0)
+        data, commit = self.setup.tasks[task], self.history.newest_id
+        if commit not in self._sizes:
+            self._sizes[commit] = task_layout(self.setup, self._state(), data).size
+        training = self.setup.train.epochs * data.steps(self.setup.train.batch_size)
+        return Rounds(training, training + self.setup.agree_rounds, self._sizes[commit])
 
     def _state(self) -> State:
         """From the commits alone: agents that hold the same ones hold the same state."""
@@ -218,6 +222,10 @@ class PeerRun:
         return state
 
     def _record(self, event: events.Event) -> None:
+        if isinstance(event, events.EpochEnded):
+            unread = self.setup.messages(event.task).unread(event.live.carry.memory_AM)
+            if unread:
+                self.node.journal.note(self.node.position, "unread", self.node.agent, unread)
         self._notes()
         if isinstance(event, events.EpochEnded | events.Agreed):
             missed = self.node.journal.take_missed()

@@ -43,7 +43,7 @@ class PeerStatus(NamedTuple):
 
 
 class ReceivedRow(NamedTuple):
-    """A neighbour's coordinates of a step."""
+    """A neighbour's coordinates of a step, or bytes that they were packed in."""
 
     row_D: Tensor
     hears: bool  # whether it counts us in
@@ -58,10 +58,11 @@ class NewestRow(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Of a stage: rounds of training, and all with those of agreement."""
+    """Of a stage: rounds of training, all with those of agreement, and the numbers of a row in them."""
 
     training: int
     all: int
+    size: int
 
 
 class JoinPoint(NamedTuple):
@@ -89,11 +90,12 @@ def row_fate(row: Position, row_commit: bytes, own: Position, own_commit: bytes,
     return RowFate.BEHIND if near else RowFate.LATE
 
 
-def is_usable(row: ReceivedRow, commit: bytes, size: int, we_hear: bool | None) -> bool:
-    """Whether a row can be mixed. `we_hear`: whether we count its sender in, where the link goes both ways. Law: of
-    such a pair both count each other in or neither does."""
+def is_usable(row: ReceivedRow, commit: bytes, own_D: Tensor, we_hear: bool | None) -> bool:
+    """Whether a row can be mixed with our own. `we_hear`: whether we count its sender in, where the link goes both
+    ways. Law: of such a pair both count each other in or neither does."""
     paired = we_hear is None or (we_hear and row.hears)
-    return paired and row.commit == commit and len(row.row_D) == size and bool(row.row_D.isfinite().all())
+    alike = row.row_D.dtype == own_D.dtype and len(row.row_D) == len(own_D)
+    return paired and row.commit == commit and alike and bool(row.row_D.isfinite().all())
 
 
 def awaited(
@@ -118,14 +120,19 @@ def far_behind(others: Mapping[int, Position], own: Position, max_ahead: int) ->
     return [agent for agent, step in steps.items() if own.step > max_ahead + step]
 
 
-def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: bytes) -> NewestRow | None:
-    """The furthest row of this stage after this commit, not before our step."""
+def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: bytes, size: int) -> NewestRow | None:
+    """The furthest row of this stage after this commit, not before our step, that an agent can start from."""
     fitting = [
         NewestRow(at.step, row.row_D)
         for at, row in rows.items()
-        if at.stage == own.stage and at >= own and row.commit == commit and bool(torch.isfinite(row.row_D).all())
+        if at.stage == own.stage and at >= own and row.commit == commit and is_whole(row.row_D, size)
     ]
     return max(fitting, key=lambda row: row.step, default=None)
+
+
+def is_whole(row_D: Tensor, size: int) -> bool:
+    """Whether it is so many numbers. Law: bytes are not."""
+    return row_D.is_floating_point() and len(row_D) == size and bool(row_D.isfinite().all())
 
 
 def join_point(

@@ -153,8 +153,6 @@ def check_offered(config: RunConfig) -> None:
     if config.train.norm_statistics == "task":
         why = "task needs sums over all agents, which peers do not offer; it should be batch"
         raise ConfigError(f"train.norm_statistics: {why}")
-    if config.message.bits != 32:
-        raise ConfigError(f"message.bits: {config.message.bits} is not offered by peers; it should be 32")
 
 
 def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path) -> list[Path]:

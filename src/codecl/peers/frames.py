@@ -42,6 +42,8 @@ class FrameKind(IntEnum):
     REQUEST = 4  # send me the commits that I lack
     COMMIT = 5  # a flood, or some of its tensors: what a stage left
     SUM = 6  # sums on their way up a tree
+    FULL = 7  # coordinates in full, for one who joins where rows are bytes
+    JOIN = 8  # wait for my rows again, from the next step on
 
 
 class Position(NamedTuple):
@@ -49,6 +51,10 @@ class Position(NamedTuple):
 
     stage: int
     step: int
+
+    @property
+    def next(self) -> "Position":
+        return self._replace(step=self.step + 1)
 
 
 class Frame(NamedTuple):
@@ -61,6 +67,14 @@ class Frame(NamedTuple):
     @property
     def position(self) -> Position:
         return Position(self.header.stage, self.header.step)
+
+    @property
+    def row(self) -> Tensor:
+        """What a row has: one tensor of one dimension."""
+        row = self.tensors.get("row")
+        if row is None or row.ndim != 1 or len(self.tensors) != 1:
+            raise BadFrame("a row that is none")
+        return row
 
 
 def encode(kind: FrameKind, tensors: Mapping[str, Tensor] | None = None, **fields: Any) -> bytes:

@@ -4,7 +4,7 @@ or dead; whoever comes back takes up the others' stage, commit and step.
 The training thread calls the verbs of a node, the threads that read its links hand in frames; each verb takes the lock
 itself, and nobody else does.
 
-Shapes: D numbers of a row of coordinates; the one agent here is a row of its own, [1, D].
+Shapes: D numbers of a row of coordinates, B bytes of a packed one; the one agent here is a row of its own, [1, D].
 """
 
 import logging
@@ -21,11 +21,13 @@ from codecl.exchange.base import Flood, Tensors, Traffic, digest
 from codecl.exchange.topology import Topology
 from codecl.peers import decisions, frames
 from codecl.peers import history as histories
-from codecl.peers.decisions import JoinPoint, PeersConfig, PeerStatus, ReceivedRow, Rounds, RowFate
+from codecl.peers.decisions import JoinPoint, PeersConfig, PeerStatus, Rounds, RowFate
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.links import JOIN_S, Links, Outbox
 from codecl.peers.membership import Journal, Membership, Neighbours
+from codecl.peers.rounds import GossipRound, PackedRound, SentRow
+from codecl.peers.rows import ReceivedRows
 from codecl.train.events import LinkBytes
 
 TICK_S = 0.1
@@ -49,40 +51,12 @@ class SumKey(NamedTuple):
     child: int
 
 
-class GossipRound(NamedTuple):
-    """A gossip round on its way."""
-
-    node: "Node"
-    row_D: Tensor
-    weights: Mapping[int, float]
-    pairs: Mapping[int, bool]  # neighbours whose link goes both ways -> whether we told them that we hear them
-
-    def wait(self) -> Tensor:
-        """The weighted sum [1, D]; the weight of whoever is not heard goes to ourselves."""
-        node, row_D = self.node, self.row_D
-        with node._changed:
-            node._await_rows(self.weights)
-            commit, size = node.history.newest_id, len(row_D)
-            rows = {peer: node.rows[peer].pop(node.position, None) for peer in self.weights}
-            heard = {
-                peer: row.row_D.to(row_D)
-                for peer, row in rows.items()
-                if row and decisions.is_usable(row, commit, size, self.pairs.get(peer))
-            }
-            node.journal.miss(node.position.step, [peer for peer in self.weights if peer not in heard])
-            node._move_to(node.position._replace(step=node.position.step + 1))
-        mixed_D = (1 - sum(self.weights[peer] for peer in heard)) * row_D
-        for peer, other_D in heard.items():
-            mixed_D = mixed_D.add(other_D, alpha=self.weights[peer])
-        node.spread = sum(float((row_D - other_D).square().sum()) for other_D in heard.values()) / max(1, len(heard))
-        return mixed_D[None]
-
-
 class Node:
     """The exchange of one peer. Law: with nobody missing, gives what `simulated` gives to this agent, and counts what
     leaves it; what does not fit is refused before it is kept, and what is kept is bounded."""
 
     on_device = False
+    lossy = True
 
     def __init__(
         self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, rules: PeersConfig
@@ -94,20 +68,19 @@ class Node:
         self.membership = Membership(agents, self.agent, rules.silence if rules.deadline else float("inf"))
         self.max_ahead = 2 * agents + 8  # steps between the first and the last: what a ring needs with nothing lost
         self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
-        self.rows: dict[int, dict[Position, ReceivedRow]] = {agent: {} for agent in range(agents)}
+        self.rows = ReceivedRows(agents, dtype, self.max_rows)
         self.sums: dict[SumKey, Tensors] = {}
         self.position = Position(0, 0)
-        self.row_size = 0  # of this stage, where it is known
         self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
-        self.spread = 0.0  # mean squared distance to the neighbours heard in the last round
+        self.spread = 0.0  # squared distance to the neighbours heard in the last round
         self.status: dict[int, PeerStatus] = {}
         self.live: dict[int, Position] = {}  # neighbours that are waited for, each from this step on
         self.passed: set[int] = set()  # who stands still: we no longer wait for them to keep up
         self.late: Position | None = None  # where a hearer was that we came too late for
-        self._announced: Position | None = None  # the step whose row left when we joined
         self._last_row: bytes | None = None
         self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
+        self._last_full: Tensor | None = None  # what that row stands for, where it is bytes
         self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by stage and root
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
@@ -187,11 +160,13 @@ class Node:
             self.journal.degraded |= header.degraded
             self.passed.difference_update(self.membership.merge(header.beats, header.positions))
             self.status[peer] = PeerStatus(frame.position, header.commit, header.busy, time.monotonic())
-            if frame.kind is FrameKind.ROW and self._accepts_row(peer, frame):
-                rows = self.rows[peer]
-                rows.setdefault(frame.position, ReceivedRow(frame.tensors["row"], header.hears, header.commit))
-                if len(rows) > self.max_rows:
-                    del rows[min(rows)]
+            if frame.kind is FrameKind.ROW:
+                self._take_row(peer, frame)
+            elif frame.kind is FrameKind.FULL:
+                self.rows.keep_full(peer, frame)
+            elif frame.kind is FrameKind.JOIN:
+                self._heal()  # it is alive
+                self._wait_for(peer, frame.position.next, self._fate(frame))
             elif frame.kind is FrameKind.COMMIT:
                 self.history.add_candidate(commit)
             elif frame.kind is FrameKind.SUM and header.stage >= self.position.stage:
@@ -208,30 +183,36 @@ class Node:
                 link = self.outbox.send_lacking(peer, ids, self.history)
                 if link and header.number and self._last_row:
                     link.put(frames.with_hears(self._last_row, self._last_pairs.get(peer, False)))
+                    if self._last_full is not None:
+                        self.outbox.send(peer, FrameKind.FULL, {"row": self._last_full})
             own_ids = self.history.ids
             if header.stage < len(own_ids) and header.commit != own_ids[header.stage]:  # one of the two commits stands
                 self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
             self._changed.notify_all()
 
-    def _accepts_row(self, peer: int, frame: Frame) -> bool:
-        """Whether a row is kept. Its sender is told where it is late, and waited for again where it is not."""
-        row_D, at, own = frame.tensors.get("row"), frame.position, self.position
-        if row_D is None or row_D.ndim != 1 or len(frame.tensors) != 1:
-            raise BadFrame("a row that is none")
-        fate = decisions.row_fate(at, frame.header.commit, own, self.history.newest_id, self.max_ahead)
-        if fate is RowFate.FOREIGN:
-            return False
-        if at.stage == own.stage and self.row_size and len(row_D) != self.row_size:
-            raise BadFrame(f"a row of {len(row_D)} numbers; the chart has {self.row_size}")
+    def _fate(self, frame: Frame) -> RowFate:
+        own, newest = self.position, self.history.newest_id
+        return decisions.row_fate(frame.position, frame.header.commit, own, newest, self.max_ahead)
+
+    def _take_row(self, peer: int, frame: Frame) -> None:
+        """Keep a row of this step or a later one; whoever is a little behind is waited for too."""
+        fate, at = self._fate(frame), frame.position
+        self.rows.check(frame.row, fate is not RowFate.FOREIGN and at.stage == self.position.stage)
+        if peer not in self.live or fate is RowFate.LATE:
+            self._wait_for(peer, at, fate)
+        if fate is RowFate.KEEP:
+            self.rows.keep(peer, frame)
+
+    def _wait_for(self, peer: int, since: Position, fate: RowFate) -> None:
+        """From this step on, and not before our next. One that is late is told so."""
         if fate is RowFate.LATE:
             if self.outbox.send_at_most_every(LATE_S, peer, FrameKind.LATE):
                 line = "agent %d: its row of stage %d, step %d is late; dropped"
-                self.journal.log(logging.INFO, (peer, "late"), line, peer, *at)
-            return False
-        if self.met and peer not in self.live and peer in self.neighbours.weights:
-            self.live[peer] = max(at, own._replace(step=own.step + 1))
-            self.journal.note(own, "back", peer)
-        return fate is RowFate.KEEP
+                self.journal.log(logging.INFO, (peer, "late"), line, peer, *since)
+        elif fate is not RowFate.FOREIGN and self.met and peer in self.neighbours.weights:
+            if peer not in self.live:
+                self.journal.note(self.position, "back", peer)
+            self.live[peer] = max(since, self.position.next)
 
     # rounds
 
@@ -252,14 +233,14 @@ class Node:
 
     def _move_to(self, position: Position) -> None:
         self.position = position
-        for peer, rows in self.rows.items():
-            self.rows[peer] = {at: row for at, row in rows.items() if at >= position}
+        self.rows.forget_before(position)
 
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
-        with self._changed:
-            self._keep_pace()
-            self.busy = False
-            return self._send_row(rows_AD[0].detach(), kind)
+        return GossipRound(self, self._send_row(rows_AD[0].detach(), kind))
+
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> PackedRound:
+        row_D = rows_AD[0].detach()
+        return PackedRound(self, self._send_row(packed_AB[0], kind, row_D), row_D)
 
     def _keep_pace(self) -> None:
         """Wait for those who are many steps behind: one who hears nobody would run away from all. Whoever stands still
@@ -274,24 +255,35 @@ class Node:
             if self.rules.deadline and waited > self.rules.silence:
                 self.passed.update(behind)
 
-    def _send_row(self, row_D: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
-        """Our row of this step, to all who hear it."""
-        weights, hearers = self.neighbours.weights, self.neighbours.hearers
-        live = {peer for peer, since in self.live.items() if since <= self.position}
-        pairs = {peer: peer in live for peer in weights if peer in hearers}
-        self.row_size = len(row_D)
-        if self._announced != self.position:
-            tensors, header, flags = {"row": row_D.cpu()}, self._header(), {True, *pairs.values()}
+    def _send_row(self, row: Tensor, kind: Literal["train", "agree"], full_D: Tensor | None = None) -> SentRow:
+        """Our row of this step, to all who hear it. `full_D`: what it stands for, where it is bytes."""
+        with self._changed:
+            self._keep_pace()
+            self.busy = False
+            self.rows.expect(row)
+            weights, hearers = self.neighbours.weights, self.neighbours.hearers
+            live = {peer for peer, since in self.live.items() if since <= self.position}
+            pairs = {peer: peer in live for peer in weights if peer in hearers}
+            tensors, header, flags = {"row": row.cpu()}, self._header(), {True, *pairs.values()}
             encoded = {flag: frames.encode(FrameKind.ROW, tensors, **header, hears=flag) for flag in flags}
             links = {peer: link for peer in hearers if (link := self.links.link_to(peer))}
             for peer, link in links.items():
                 link.put(encoded[pairs.get(peer, True)], may_drop=True)
-            self._last_row, self._last_pairs = encoded[True], pairs
-            self.traffic.count(kind, len(links), row_D.nbytes)
-        if self.position.step % BEAT_STEPS == 0:
-            for peer in set(weights) - set(hearers):  # they hear nothing else of ours
-                self.outbox.send(peer, FrameKind.BEAT)
-        return GossipRound(self, row_D, weights, pairs)
+            self._last_row, self._last_pairs, self._last_full = encoded[True], pairs, full_D
+            self.traffic.count(kind, len(links), row.nbytes)
+            if self.position.step % BEAT_STEPS == 0:
+                for peer in set(weights) - set(hearers):  # they hear nothing else of ours
+                    self.outbox.send(peer, FrameKind.BEAT)
+        return SentRow(row, weights, pairs)
+
+    def collect(self, sent: SentRow) -> dict[int, Tensor]:
+        """Of those whom a round hears, the rows that came and fit. Ends the step."""
+        with self._changed:
+            self._await_rows(sent.weights)
+            heard = self.rows.take(self.position, sent, self.history.newest_id)
+            self.journal.miss(self.position.step, [peer for peer in sent.weights if peer not in heard])
+            self._move_to(self.position.next)
+        return heard
 
     def _await_rows(self, weights: Mapping[int, float]) -> None:
         """Until all whom we wait for are heard, or late. Who is late is not waited for again before it is heard."""
@@ -299,8 +291,7 @@ class Node:
         for waited in self._ticks(deadline):
             self._check_sync()
             peers = [peer for peer in weights if peer in self.neighbours.weights]  # the graph may have healed
-            arrived = [peer for peer in peers if self.position in self.rows[peer]]
-            missing = decisions.awaited(peers, self.live, self.position, arrived)
+            missing = decisions.awaited(peers, self.live, self.position, self.rows.arrived(self.position))
             if not missing:
                 return
             if deadline and waited > deadline / 4 and not self.busy:
@@ -385,7 +376,8 @@ class Node:
             stages = list(range(commit.facts.stage, commit.facts.stage + replaced))
             why = "the commit of another part of the fleet stands"
             self.journal.note(self.position, "discarded", self.agent, why, stages)
-        self.busy, self.row_size, self.late = True, 0, None
+        self.busy, self.late, self._last_full = True, None, None
+        self.rows.new_stage()
         self._move_to(Position(len(self.history.commits), 0))
         self.sums = {key: tensors for key, tensors in self.sums.items() if key.stage >= self.position.stage}
         self.outbox.beat()
@@ -413,6 +405,8 @@ class Node:
         """Take up the others' commits, then their step. None: this stage from its start, or nothing is left to do."""
         with self._changed:
             self.journal.degraded, self.late = True, None
+            self._last_row = self._last_full = None
+            self.rows.full.clear()
             self._reductions.clear()  # a stage that is begun again has the same sums
             asked_at = -REQUEST_S
             for waited in self._ticks():
@@ -436,19 +430,18 @@ class Node:
             return point
 
     def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
-        own, commit = self.position, self.history.newest_id
+        own, commit, rounds = self.position, self.history.newest_id, rounds_of(self.position.stage)
         others = [self.status[peer] for peer in self.links.up if peer in self.status]
-        newest = {peer: row for peer in self.rows if (row := decisions.newest_row(self.rows[peer], own, commit))}
+        newest = self.rows.newest(own, commit, rounds.size)
         heard = [row for peer, row in newest.items() if peer in self.neighbours.weights]
-        return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds_of(own.stage))
+        return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds)
 
     def _announce(self, point: JoinPoint) -> None:
-        """Our row of the step at which we join leaves at once: when the others get there, they wait for us again."""
+        """In the step at which we join we listen: we may not be able to send yet what others can read. When they get to
+        the one after it, they wait for us again."""
         self.live = {peer: self.position for peer in self.neighbours.weights if peer in self.links.up}
-        self.row_size, self._announced = len(point.row_D), None
-        if not point.agreed:
-            self._send_row(point.row_D, "train")
-        self._announced = self.position
+        for peer in self.links.up if not point.agreed else ():
+            self.outbox.send(peer, FrameKind.JOIN)
         self.journal.note(self.position, "joined", self.agent, f"at step {point.step}")
 
     def linger(self) -> None:
@@ -461,7 +454,8 @@ class Node:
                     return
 
     def consensus_error(self, rows_AD: Tensor) -> float:
-        """No peer knows the average: its mean squared distance to the neighbours that it heard last."""
+        """No peer knows the average: its mean squared distance to the neighbours that it heard last; with few bits, its
+        squared distance to their weighted mean."""
         return self.spread
 
     def gather(self, rows_A: Tensor) -> Tensor:

@@ -60,11 +60,15 @@ class PendingSwap(NamedTuple):
         packed_HB = torch.cat([self.packed_AB, self.heard_HB])
         return Heard(packed_HB, self.cluster.senders_AK, self.cluster.weights_AK)
 
+    def mixed(self, mixed_AD: Tensor, step: float) -> None:
+        pass
+
 
 class Cluster:
     """Law: gives what `simulated` gives, and counts what it counts, whatever the blocks."""
 
     on_device = False  # a round is work of the network too
+    lossy = False
 
     def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device, rank: int, size: int) -> None:
         self.topology, self.rank, self.size = topology, rank, size
@@ -92,7 +96,7 @@ class Cluster:
     def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> PendingRound:
         return PendingRound(self, rows_AD, *self._post(rows_AD, kind))
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"]) -> PendingSwap:
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> PendingSwap:
         return PendingSwap(self, packed_AB, *self._post(packed_AB, kind))
 
     def _post(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> tuple[Tensor, Posted]:
