@@ -51,7 +51,7 @@ def unwrapped(packed, near, bits, round=0):
     low, codes, _, sums = quantised.decode(packed, near.shape[1], bits)
     uniform = quantised.uniform(dithered(round), 0, codes.shape[1], near.dtype)
     found = quantised.unwrapped(low, quantised.scaled(quantised.in_chunks(near), codes, uniform), bits)
-    return found, quantised.check_sums(found, bits) == sums
+    return quantised.corrected(found, sums, bits)
 
 
 @given(some_bits, st.integers(1, 3), seeds)
@@ -106,6 +106,26 @@ def test_what_is_unwrapped_wrongly_is_detected(bits):
         assert times < 4 or not truth.all(), "some were out of reach"
 
 
+@given(some_bits, seeds, st.integers(0, 1023), st.sampled_from([-1, 1]), st.sampled_from([torch.int32, torch.int64]))
+def test_one_number_out_of_reach_is_put_right(bits, seed, place, way, dtype):
+    right = torch.randint(-(10**6), 10**6, (2, 3, 1024), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    sums, wrong = quantised.check_sums(right, bits), right.clone()
+    wrong[0, 1, place] += way * 2**bits
+    found, is_right = quantised.corrected(wrong.clone(), sums, bits)
+    assert is_right.all()
+    assert torch.equal(found, right)
+    wrong[0, 1, place - 7] += 2**bits
+    found, is_right = quantised.corrected(wrong, sums, bits)
+    assert is_right.tolist() == [[True, False, True], [True, True, True]], "two are too many"
+
+
+def test_the_factors_of_a_check_sum_tell_numbers_apart():
+    odd = quantised._odd(torch.device("cpu")).tolist()
+    assert len({*odd, *((-factor) % 2**32 for factor in odd)}) == 2048
+    assert 1 not in odd, "what spoils a check sum on purpose"
+    assert 2**32 - 1 not in odd
+
+
 @given(some_bits, seeds, st.integers(0, 1023), st.sampled_from([torch.int32, torch.int64]))
 def test_one_wrong_number_shows_in_the_check_sum(bits, seed, place, dtype):
     right = torch.randint(-(10**6), 10**6, (1, 1, 1024), generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -120,7 +140,7 @@ def test_a_pitch_reaches_what_is_expected_and_no_further_than_it_has_to(bits, ex
     wanted, most = (torch.full((1, 1), value, dtype=dtype) for value in (expected, largest))
     pitch = float(quantised.pitches(quantised.codes(most, wanted, bits), torch.float64))
     finest = largest * 2.0 ** -quantised.RESOLUTION[dtype]
-    needed = max(quantised.MARGIN * expected / quantised.reach(bits), finest, 2.0**-32)
+    needed = max(quantised.margin(bits) * expected / quantised.reach(bits), finest, 2.0**-32)
     assert needed * (1 - 1e-6) <= pitch <= needed * 2**0.25 * (1 + 1e-6)
 
 
@@ -207,7 +227,7 @@ def test_the_mean_of_all_agents_is_kept(bits, topology):
 def test_agents_come_together(bits, topology):
     before, after, lost = gossip(topology, bits, rounds=60)
     spread = [float((rows - rows.mean(0)).square().mean()) for rows in (before, after)]
-    assert spread[1] < 0.02 * spread[0]
+    assert spread[1] < (0.05 if bits == 2 else 0.02) * spread[0]
     assert lost <= (0 if bits > 4 else 0.1 * 8 * 60 * 2), "chunks"
 
 
@@ -221,7 +241,7 @@ def test_a_pitch_that_was_too_narrow_widens_until_neighbours_are_heard(bits):
 
 def test_a_chunk_that_cannot_be_unwrapped_leaves_its_weight_with_the_agent():
     rows = torch.zeros(2, 1500, dtype=torch.float64)
-    rows[1, :1024] = 100.0  # far from what is expected; the second chunk is near
+    rows[1, :1024] = 100.0  # far from what is expected, all of them; the second chunk is near
     rows[1, 1024:] = 0.01
     packed = encoded(rows, 0.05, 4)
     mixed, after = quantised.mix(rows, packed, pair(packed), memory(rows, 0.05), PACE, SEED, 4)
@@ -229,11 +249,11 @@ def test_a_chunk_that_cannot_be_unwrapped_leaves_its_weight_with_the_agent():
     assert (mixed[:, 1024:] - rows[:, 1024:]).abs().max() > 0
     assert Memory.split(after).unread_AC.tolist() == [[1, 0]] * 2
     codes = quantised.decode(packed, 1500, 4).codes_HC[:, 0]
-    assert torch.equal(Memory.split(after).least_AC[:, 0], codes + 4.0 - 1), "a wider pitch is asked for"
+    assert torch.equal(Memory.split(after).least_AC[:, 0], codes + 8.0 - 1), "a wider pitch is asked for"
     assert (Memory.split(after).least_AC[:, 1] == quantised.LEAST).all()
     asked = quantised.decode(quantised.encode(rows, after, SEED, 4), 1500, 4)
-    assert torch.equal(asked.codes_HC[:, 0], codes + 3)
-    assert torch.equal(asked.least_HC[:, 0], codes + 3)
+    assert torch.equal(asked.codes_HC[:, 0], codes + 7)
+    assert torch.equal(asked.least_HC[:, 0], codes + 7)
 
 
 @given(some_bits, st.integers(7 * 1024, 20 * 1024))

@@ -19,9 +19,7 @@ from codecl.exchange.quantised import (
     FEW,
     FURTHEST,
     JUMP,
-    KEPT,
     LEAST,
-    MARGIN,
     MOST,
     MOVED,
     RESOLUTION,
@@ -32,6 +30,7 @@ from codecl.exchange.quantised import (
     Pace,
     chunks,
     group,
+    margin,
     packed_bytes,
     reach,
 )
@@ -92,15 +91,14 @@ def _whole(scaled, FURTHEST: tl.constexpr):
 
 
 @triton.jit
-def _check_sum(integers, BITS: tl.constexpr, L: tl.constexpr):
-    odd = (_hashed((tl.arange(0, L) + 1).to(tl.uint32)) | 1).to(tl.int32, bitcast=True)
-    return tl.sum((integers >> BITS) * odd, 0)
+def _odd(L: tl.constexpr):
+    return (_hashed((tl.arange(0, L) + 1).to(tl.uint32)) | 1).to(tl.int32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["seed", "size", "bytes", "numbers", "width"])
 def _encode(
     rows, memory, packed, seed, size, bytes, numbers, width,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OCTETS: tl.constexpr, L: tl.constexpr, KEPT: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OCTETS: tl.constexpr, L: tl.constexpr,
     MOVED: tl.constexpr, MARGIN: tl.constexpr, FINEST: tl.constexpr, FURTHEST: tl.constexpr, LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +110,7 @@ def _encode(
     largest = tl.max(tl.abs(x), 0)
     own = memory + agent * width
     before, asked = tl.load(own + chunk), tl.load(own + 2 * count + chunk).to(tl.int32)
-    expected = tl.maximum(before, before * KEPT + tl.load(own + count + chunk) * MOVED)
+    expected = before + tl.load(own + count + chunk) * MOVED
     code = _code(tl.maximum(expected * MARGIN, largest * FINEST), LEAST, MOST)
     code = tl.maximum(tl.where(finite, code, LEAST), asked)
     finer = _pitch(-code)
@@ -128,7 +126,7 @@ def _encode(
     tl.store(out + numbers + chunk, (code & 255).to(tl.uint8))
     tl.store(out + numbers + count + chunk, (asked & 255).to(tl.uint8))
     spoiled = tl.where(finite & (largest * finer < FURTHEST), 0, 1)
-    check = _check_sum(integers, BITS, L) ^ spoiled
+    check = tl.sum((integers >> BITS) * _odd(L), 0) ^ spoiled
     for octet in tl.static_range(4):
         tl.store(out + numbers + 2 * count + 4 * chunk + octet, ((check >> (8 * octet)) & 255).to(tl.uint8))
 
@@ -151,7 +149,7 @@ def _mix(
     rounded = _whole(x * _pitch(-code) + uniform, FURTHEST).to(tl.float32) * _pitch(code)
     result, expected, right = x, tl.load(own + chunk) * DECAY, tl.full((), 1, tl.int32)
     least = tl.load(own + 2 * count + chunk).to(tl.int32)
-    at = tl.arange(0, L) * BITS
+    odd, at = _odd(L), tl.arange(0, L) * BITS
     byte, shift = chunk * (L // 8 * BITS) + (at >> 3), at & 7
     for number in range(senders_count):
         sender = tl.load(senders + agent * senders_count + number)
@@ -169,7 +167,10 @@ def _mix(
         for octet in tl.static_range(4):
             check |= tl.load(row + numbers + 2 * count + 4 * chunk + octet).to(tl.int32) << (8 * octet)
         is_heard = weight != 0
-        is_right = (_check_sum(theirs, BITS, L) == check) | (weight == 0)
+        off = check - tl.sum((theirs >> BITS) * odd, 0)
+        wrong = (odd == off).to(tl.int32) - (odd == -off).to(tl.int32)  # one number, too low or too high
+        theirs += wrong << BITS
+        is_right = (off == 0) | (tl.sum(tl.abs(wrong), 0) > 0) | (weight == 0)
         pitch = _pitch(theirs_code)
         share = tl.where(is_right, weight, 0.0)
         result = result + (theirs.to(tl.float32) * pitch - rounded) * share
@@ -224,7 +225,7 @@ def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
     packed_AB = torch.empty(agents, packed_bytes(size, bits), dtype=torch.uint8, device=rows_AD.device)
     _encode[chunks(size), agents](
         rows_AD.contiguous(), memory_AM.contiguous(), packed_AB, seed, *_sizes(packed_AB, memory_AM, size, bits),
-        BITS=bits, GROUP=together, OCTETS=octets, L=CHUNK, KEPT=KEPT, MOVED=MOVED, MARGIN=MARGIN / reach(bits),
+        BITS=bits, GROUP=together, OCTETS=octets, L=CHUNK, MOVED=MOVED, MARGIN=margin(bits) / reach(bits),
         FINEST=2.0 ** -RESOLUTION[FLOAT], FURTHEST=FURTHEST[FLOAT], LEAST=LEAST, MOST=MOST, **EXACTLY,
     )  # fmt: skip
     return packed_AB
@@ -236,7 +237,7 @@ def mix(
     """As `quantised.mix`."""
     agents, size = rows_AD.shape
     mixed_AD, after_AM = torch.empty_like(rows_AD, memory_format=torch.contiguous_format), torch.empty_like(memory_AM)
-    apart = reach(bits) / MARGIN
+    apart = reach(bits) / margin(bits)
     _mix[chunks(size), agents](
         rows_AD.contiguous(), packed_AB, heard.packed_HB, heard.senders_AK, heard.weights_AK, memory_AM.contiguous(),
         mixed_AD, after_AM, seed, *_sizes(packed_AB, memory_AM, size, bits), heard.senders_AK.shape[1], *pace,

@@ -5,8 +5,9 @@ test of the same name.
     x_i ← x_i + γ Σ_j w_ij (x̂_j - x̂_i)   keeps the mean of all agents, for any pitches
 
 Sent are ⌊x/h + u⌋ mod 2^b, the pitch, and a check sum of what was cut off. Neighbours are near one another, so that a
-receiver knows the rest; where it does not, the check sum tells, and the chunk counts as lost. All agents draw the same
-u: where neighbours agree, so do their roundings, and the noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
+receiver knows the rest. Where one number of a chunk is out of reach, the check sum tells which; where more
+are, it tells that, and the chunk counts as lost. All agents draw the same u: where neighbours agree, so do their roundings, and the
+noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
 
 `kernels` has `encode`, `mix` and `moved` for a GPU, equal bit for bit.
 
@@ -32,13 +33,12 @@ INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 FRACTION = {torch.float32: 23, torch.float64: 52}  # bits of a number's fraction
 BIAS = {torch.float32: 127, torch.float64: 1023}  # of its exponent
 FURTHEST = {torch.float32: 2.0**30, torch.float64: 2.0**60}  # in pitches: beyond, nothing can be right
-KEPT = 0.7  # of how far apart neighbours were, after they mixed
 MOVED = 2.0  # two neighbours that both moved are apart by at most so much more
-MARGIN = 1.25  # of the range over the largest difference that is expected
+MARGIN, NARROW = 2.0, 1.5  # of the range over the largest difference that is expected; with two bits
 TAIL = 5.0  # the largest difference of a chunk over the mean one, at least
-WIDER = 4  # codes: a chunk that could not be unwrapped should come with a pitch so much wider, twice as wide
+WIDER = 8  # codes: a chunk that could not be unwrapped should come with a pitch so much wider, four times as wide
 JUMP = 8  # codes that a pitch widens at most in a round, whatever is asked for
-SPREAD = 0.75  # of what a neighbour expects
+SPREAD = 0.5  # of what a neighbour expects
 DECAY = 0.8  # of what was expected, where less was seen
 MASK = 0xFFFFFFFF
 HEADER = 6  # bytes of a chunk beside its numbers: codes of the pitch and of the least pitch, and the check sum
@@ -153,11 +153,16 @@ def reach(bits: int) -> float:
     return 2 ** (bits - 1) - 0.5
 
 
+def margin(bits: int) -> float:
+    """How much wider a pitch is than it has to be: numbers out of reach cost more than rounding does, but for two bits."""
+    return NARROW if bits == 2 else MARGIN
+
+
 def codes(largest_AC: Tensor, expected_AC: Tensor, bits: int) -> Tensor:
     """[A, C]: the smallest pitches that reach as far as neighbours are expected to be apart, with a margin; not finer
     than what numbers as large as `largest_AC` resolve. What is not finite gets the finest: nobody is misled by it."""
     dtype = largest_AC.dtype
-    wanted_AC = torch.maximum(expected_AC * (MARGIN / reach(bits)), largest_AC * 2.0 ** -RESOLUTION[dtype])
+    wanted_AC = torch.maximum(expected_AC * (margin(bits) / reach(bits)), largest_AC * 2.0 ** -RESOLUTION[dtype])
     bits_AC, fraction, bias = wanted_AC.view(INTEGER[dtype]), FRACTION[dtype], BIAS[dtype]
     octave_AC = (bits_AC >> fraction) - bias  # wanted = part · 2^octave, 1 <= part < 2
     part_AC = ((bits_AC & ((1 << fraction) - 1)) | (bias << fraction)).view(dtype)
@@ -186,9 +191,14 @@ def whole(scaled_HCL: Tensor) -> Tensor:
     return scaled_HCL.floor().clamp_(-limit, limit).to(INTEGER[scaled_HCL.dtype])
 
 
+def _odd(device: torch.device) -> Tensor:
+    """[L] the factors of a check sum, 32 bits. Law: no two are equal, nor sum to zero."""
+    return _hashed(torch.arange(1, CHUNK + 1, device=device)) | 1
+
+
 def check_sums(integers_HCL: Tensor, bits: int) -> Tensor:
     """[H, C]: of what modulo 2^b cuts off, 32 bits. A number that is wrong by any multiple of 2^b shows."""
-    odd_L = _hashed(torch.arange(1, CHUNK + 1, device=integers_HCL.device)) | 1
+    odd_L = _odd(integers_HCL.device)
     odd_L = torch.where(odd_L >> 31 > 0, odd_L - (1 << 32), odd_L).to(integers_HCL.dtype)  # signed, equal modulo 2^32
     return ((integers_HCL >> bits) * odd_L).sum(-1, dtype=torch.int64) & MASK
 
@@ -199,6 +209,21 @@ def unwrapped(low_HCL: Tensor, scaled_HCL: Tensor, bits: int) -> Tensor:
     Law: the sender's, where |x_j - x_i| < reach · h."""
     least_HCL = whole(scaled_HCL + (0.5 - 2 ** (bits - 1)))
     return (low_HCL - least_HCL).bitwise_and_((1 << bits) - 1).add_(least_HCL)
+
+
+def corrected(integers_HCL: Tensor, sums_HC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """(integers, whether each chunk is right [H, C]): where the check sum is off by one number's factor, that number is
+    one range too low or too high, and is put right in place.
+
+    Laws: right where at most one number is wrong, by one range; where it is not right, it says so."""
+    off_HC = (sums_HC - check_sums(integers_HCL, bits)) & MASK
+    odd_L, order_L = _odd(sums_HC.device).sort()
+    low, high = (torch.searchsorted(odd_L, value_HC).clamp(max=CHUNK - 1) for value_HC in (off_HC, -off_HC & MASK))
+    too_low, too_high = odd_L[low] == off_HC, odd_L[high] == (-off_HC & MASK)
+    place_HC = order_L[torch.where(too_low, low, high)]
+    amount_HC = (too_low.to(integers_HCL.dtype) - too_high.to(integers_HCL.dtype)) << bits
+    integers_HCL.scatter_add_(-1, place_HC[..., None], amount_HC[..., None])
+    return integers_HCL, too_low | too_high | (off_HC == 0)
 
 
 def pack(integers_HCL: Tensor, bits: int) -> Tensor:
@@ -238,8 +263,7 @@ def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
     """[A, B] bytes: the numbers of all chunks, then the codes of their pitches, then their check sums."""
     agents, size = rows_AD.shape
     memory = Memory.split(memory_AM)
-    dither, before_AC = memory.dither(seed), memory.expected_AC
-    expected_AC = torch.maximum(before_AC, KEPT * before_AC + MOVED * memory.moved_AC)
+    dither, expected_AC = memory.dither(seed), memory.expected_AC + MOVED * memory.moved_AC
     packed_AB = torch.empty(agents, packed_bytes(size, bits), dtype=torch.uint8, device=rows_AD.device)
     numbers, codes_AC, asked_AC, sums = _fields(packed_AB, size, bits)
     for first, last in _blocks(rows_AD):
@@ -305,15 +329,15 @@ def mix(
             low_ACL, codes_AC, asked_AC, sums_AC = (part.index_select(0, senders_A) for part in arrived)
             pitch_AC = pitches(codes_AC, dtype)
             scaled_ACL = scaled(rows_ACL, codes_AC, uniform_CL)
-            theirs_ACL = unwrapped(low_ACL, scaled_ACL, bits)
+            theirs_ACL, is_right_AC = corrected(unwrapped(low_ACL, scaled_ACL, bits), sums_AC, bits)
             heard_A1 = (weights_A != 0)[:, None]
-            is_right_AC = (check_sums(theirs_ACL, bits) == sums_AC) | ~heard_A1
+            is_right_AC = is_right_AC | ~heard_A1
             share_AC = is_right_AC * weights_A[:, None]
             mixed_ACL += ((theirs_ACL.to(dtype) * pitch_AC[..., None]) - rounded_ACL) * share_AC[..., None]
             differ_ACL = (theirs_ACL - whole(scaled_ACL)).abs_()  # its expectation is that of |x_j - x_i| / h
             mean_AC = differ_ACL.sum(-1).to(dtype) * (TAIL / CHUNK)
             apart_AC = torch.maximum((differ_ACL.amax(-1) - 1).to(dtype), mean_AC)
-            theirs = reach(bits) / MARGIN  # how many pitches apart the sender expects neighbours to be
+            theirs = reach(bits) / margin(bits)  # how many pitches apart the sender expects neighbours to be
             seen_AC = pitch_AC * apart_AC.clamp(min=SPREAD * theirs) * (heard_A1 & is_right_AC)
             next_AC[:, first:last] = torch.maximum(next_AC[:, first:last], seen_AC)
             asked_AC = torch.where(is_right_AC, asked_AC, torch.maximum(asked_AC, codes_AC + WIDER))
