@@ -56,6 +56,17 @@ def test_a_file_of_something_else_is_not_compared_with(cli, tmp_path):
     assert done.stdout == ""
 
 
+def test_a_method_may_have_own_directions_and_few_bits(cli, tmp_path):
+    config = bench._config(bench.WORKLOADS["mlp"], 2, "codec+3@4", {})
+    assert (config.method.name, config.own.directions, config.message.bits) == ("codec", 3, 4)
+    assert bench._config(bench.WORKLOADS["mlp"], 2, "dpsgd@bfloat16", {}).message.bits == "bfloat16"
+    words = ("bench", "--models", "mlp", "--agents", "2", "--rounds", "1", "--device", "cpu", "--json", "--method")
+    done = cli(*words, "codec,codec@4", cwd=tmp_path)
+    exact, few = json.loads(done.stdout)["rows"]
+    assert (set(exact["ratio"]), set(few["ratio"])) == (set(), {"codec"})
+    assert "message.bits" in failed(cli(*words, "codec@5", cwd=tmp_path))
+
+
 def test_a_case_is_the_second_task_with_half_of_the_space_free():
     problem = bench.WORKLOADS["mlp"]
     config = bench._config(problem, 2, "codec", {})

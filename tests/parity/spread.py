@@ -49,6 +49,7 @@ CASES: dict[str, Mapping[str, Any]] = {
         "own": {"directions": 2},
         **METHODS["one"],
     },
+    "four in parts": {"agents": 4, "topology": "ring", "message": {"bits": 4, "keep": 0.5}},
     "four in bfloat16": {"agents": 4, "topology": "ring-undirected", "message": {"bits": "bfloat16"}},
     "own eight": {"agents": 8, "topology": "ring", "own": {"directions": 2}, **METHODS["all"]},
     "own norms": {"agents": 5, "topology": "ring", "own": {"directions": 2}, "norms": "own"},
@@ -69,7 +70,12 @@ def with_norm() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
-MODELS = {"norms": with_norm, "own norms": normed, "own four": normed}
+def wide() -> nn.Module:
+    """Of three chunks."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+MODELS = {"norms": with_norm, "four in parts": wide, "own norms": normed, "own four": normed}
 
 
 def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:

@@ -15,9 +15,18 @@ from tests.problems import config, furthest
 
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
-RANKS = {1: EIGHT, 2: EIGHT, 3: FIVE, 4: EIGHT, 8: EIGHT}
+RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts"], 3: FIVE, 4: EIGHT, 8: EIGHT}
 PEERS = {
-    4: ["four", "four all", "own four", "own four all", "four in eight", "four in four", "four in bfloat16"],
+    4: [
+        "four",
+        "four all",
+        "own four",
+        "own four all",
+        "four in eight",
+        "four in four",
+        "four in bfloat16",
+        "four in parts",
+    ],
     5: ["one way", "combine", "random", "four bits"],
     8: ["one ring", "all torus", "eight bits"],
 }

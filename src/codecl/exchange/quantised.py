@@ -5,9 +5,9 @@ test of the same name.
     x_i ← x_i + γ Σ_j w_ij (x̂_j - x̂_i)   keeps the mean of all agents, for any pitches
 
 Sent are ⌊x/h + u⌋ mod 2^b, the pitch, and a check sum of what was cut off. Neighbours are near one another, so that a
-receiver knows the rest. Where one number of a chunk is out of reach, the check sum tells which; where more
-are, it tells that, and the chunk counts as lost. All agents draw the same u: where neighbours agree, so do their roundings, and the
-noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
+receiver knows the rest. Where one number of a chunk is out of reach, the check sum tells which; where more are, it
+tells that, and the chunk counts as lost. All agents draw the same u: where neighbours agree, so do their roundings, and
+the noise in x̂_j - x̂_i goes with h |x_j - x_i| instead of h².
 
 `kernels` has `encode`, `mix` and `moved` for a GPU, equal bit for bit.
 
@@ -154,7 +154,7 @@ def reach(bits: int) -> float:
 
 
 def margin(bits: int) -> float:
-    """How much wider a pitch is than it has to be: numbers out of reach cost more than rounding does, but for two bits."""
+    """How much wider a pitch is than it has to be: numbers out of reach cost more than rounding does."""
     return NARROW if bits == 2 else MARGIN
 
 
