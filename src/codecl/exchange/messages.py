@@ -89,7 +89,7 @@ class Exact:
 
 
 class BFloat16(Exact):
-    """Rows in bfloat16: 8 bits of fraction, rounded up or down at random, all agents with the same numbers. Memory: the
+    """Rows in bfloat16: 8 significant bits, rounded up or down at random, all agents with the same numbers. Memory: the
     round's number. Law: the mean of all agents is kept."""
 
     def __init__(self, seed: int) -> None:
@@ -181,11 +181,9 @@ def messages(config: MessageConfig, seed: int, task: int, diameter: int) -> Mess
     if config.bits == 32:
         return Exact()
     dither = derive(seed, "rounding", task) & 0x7FFFFFFF
-    return (
-        BFloat16(dither)
-        if config.bits == "bfloat16"
-        else FewBits(config.bits, dither, diameter, round(1 / config.keep))
-    )
+    if config.bits == "bfloat16":
+        return BFloat16(dither)
+    return FewBits(config.bits, dither, diameter, config.parts)
 
 
 def message_bytes(config: MessageConfig, size: int, itemsize: int) -> int:

@@ -260,7 +260,8 @@ def _blocks(like: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def encode(rows_AD: Tensor, memory_AM: Tensor, seed: int, bits: int) -> Tensor:
-    """[A, B] bytes: the numbers of all chunks, then the codes of their pitches, then their check sums."""
+    """[A, B] bytes: the numbers of all chunks, then the codes of their pitches and of
+    those that are asked for, then their check sums."""
     agents, size = rows_AD.shape
     memory = Memory.split(memory_AM)
     dither, expected_AC = memory.dither(seed), memory.expected_AC + MOVED * memory.moved_AC
@@ -291,7 +292,7 @@ def decode(packed_HB: Tensor, size: int, bits: int, first: int = 0, last: int | 
     octets = sums[:, 4 * first : 4 * last].long().view(len(sums), -1, 4)
     sums_HC = sum(octets[..., octet] << (8 * octet) for octet in range(4))
     assert isinstance(sums_HC, Tensor)
-    codes_HC, least_HC = ((code[:, first:last].to(torch.int32) ^ 128) - 128 for code in both)
+    codes_HC, least_HC = (_signed(code[:, first:last]) for code in both)
     return Parts(unpack(part.view(len(part), last - first, -1), bits), codes_HC, least_HC, sums_HC)
 
 
@@ -299,6 +300,10 @@ def _fields(packed_HB: Tensor, size: int, bits: int) -> tuple[Tensor, ...]:
     """Views of numbers, codes of pitches, of least pitches, and check sums."""
     count = chunks(size)
     return packed_HB.split([math.ceil(size * bits / 8), count, count, 4 * count], 1)
+
+
+def _signed(bytes_HC: Tensor) -> Tensor:
+    return (bytes_HC.to(torch.int32) ^ 128) - 128
 
 
 def _bytes_of(first: int, last: int, bits: int) -> slice:
@@ -321,7 +326,7 @@ def mix(
         place = slice(first * CHUNK, last * CHUNK)
         rows_ACL = in_chunks(rows_AD[:, place])
         uniform_CL = uniform(dither, first, last - first, dtype)
-        own_AC = decode(packed_AB, size, bits, first, last).codes_HC
+        own_AC = _signed(_fields(packed_AB, size, bits)[1][:, first:last])
         rounded_ACL = whole(scaled(rows_ACL, own_AC, uniform_CL)).to(dtype) * pitches(own_AC, dtype)[..., None]
         mixed_ACL = rows_ACL.clone()
         arrived = decode(heard.packed_HB, size, bits, first, last)
