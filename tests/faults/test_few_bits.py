@@ -155,7 +155,8 @@ def test_disagreement_is_the_distance_to_those_who_were_heard_with_the_rounding(
 
 @pytest.mark.parametrize("bits", [3, 2])
 def test_disagreement_does_not_depend_on_the_step_towards_the_neighbours(bits):
-    sending, graph = messages(MessageConfig(bits=bits), 0, 0, 1), topology.build(TopologyConfig(name="ring"), 2, 0)
+    graph = topology.build(TopologyConfig(name="ring"), 2, 0)
+    sending = messages(MessageConfig(bits=bits), 0, 0, graph)
     node = open_node(graph, 0, Air(lambda *_: False))
     row = torch.zeros(1, 4).double()
     mixed = row + sending.pace.step * 0.5 * 3.0  # towards 3, halfway

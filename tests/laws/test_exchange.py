@@ -78,6 +78,11 @@ def test_rounds_of_agreement():
     assert named("ring", 4).agree_rounds == 20
 
 
+def test_word_gets_round_in_as_many_rounds_as_the_diameter():
+    assert [named(n, 8).diameter for n in ("ring", "ring-undirected", "complete", "star")] == [7, 4, 1, 2]
+    assert named("ring", 1).diameter == 0
+
+
 @pytest.mark.parametrize("name", ["ring", "torus", "star", "exponential"])
 def test_trees_reach_everyone_along_edges(name):
     graph = named(name, 8)

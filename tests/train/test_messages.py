@@ -74,7 +74,7 @@ def test_bfloat16_takes_two_bytes_a_number_and_follows_the_exact_run():
     [
         ({"bits": 5}, "bits"),
         ({"bits": 4, "keep": 0.3}, "one part of a whole number"),
-        ({"bits": 32, "keep": 0.5}, "parts of a row are sent in few bits; message.bits is 32"),
+        ({"bits": 32, "keep": 0.5}, "message.bits is 32; parts of a row need"),
         ({"bits": 4, "keep": 0}, "keep"),
     ],
 )

@@ -20,6 +20,7 @@ from codecl.exchange.base import Exchange
 from codecl.exchange.quantised import CHUNK, STEPS, WIDER, Dither, Memory, Pace
 from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.streams import beside
+from codecl.exchange.topology import Topology
 from codecl.seeding import derive
 
 Bits = Literal[32, 16, 8, 4, 3, 2, "bfloat16"]
@@ -40,7 +41,7 @@ class MessageConfig(BaseModel):
         if abs(1 / keep - round(1 / keep)) > 1e-6:
             raise ValueError("it should be 1 or one part of a whole number: 0.5, 0.25, 0.2, 0.125")
         if keep < 1 and info.data.get("bits") in (32, "bfloat16"):
-            raise ValueError(f"parts of a row are sent in few bits; message.bits is {info.data['bits']}")
+            raise ValueError(f"message.bits is {info.data['bits']}; parts of a row need 16, 8, 4, 3 or 2")
         return keep
 
     @property
@@ -176,14 +177,14 @@ def _ops(rows_AD: Tensor) -> ModuleType:
     return quantised
 
 
-def messages(config: MessageConfig, seed: int, task: int, diameter: int) -> Messages:
-    """How the rows of a task are sent. `diameter`: of the graph."""
+def messages(config: MessageConfig, seed: int, task: int, topology: Topology) -> Messages:
+    """How the rows of a task are sent."""
     if config.bits == 32:
         return Exact()
     dither = derive(seed, "rounding", task) & 0x7FFFFFFF
     if config.bits == "bfloat16":
         return BFloat16(dither)
-    return FewBits(config.bits, dither, diameter, config.parts)
+    return FewBits(config.bits, dither, topology.diameter, config.parts)
 
 
 def message_bytes(config: MessageConfig, size: int, itemsize: int) -> int:

@@ -71,8 +71,8 @@ class Topology:
 
     @cached_property
     def diameter(self) -> int:
-        """Rounds until word of one agent reached all."""
-        return int(nx.diameter(self.graph)) if self.agents > 1 else 0
+        """Rounds until word of any agent reached all that it can reach."""
+        return max(max(reached.values()) for _, reached in nx.all_pairs_shortest_path_length(self.graph))
 
     def tree(self, root: int) -> list[tuple[int, int]]:
         """Breadth-first tree of `root` along edges, as (parent, child), parents first: how a flood travels."""

@@ -85,4 +85,4 @@ class Setup(NamedTuple):
 
     def messages(self, task: int) -> Messages:
         """How the rows of this task are sent."""
-        return messages(self.message, self.seed, task, self.topology.diameter)
+        return messages(self.message, self.seed, task, self.topology)
