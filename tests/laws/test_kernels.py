@@ -208,6 +208,7 @@ def test_messages_in_few_bits_are_the_same_bit_for_bit(bits, size, heard, case):
     memory = quantised.Memory.new(rows, 5)
     start = memory._replace(expected_AC=memory.expected_AC + (1e-4 if case == "far" else 0.05)).joined()
     start[0, 2 * quantised.chunks(size)] = -20  # somebody asks for a wider pitch
+    start[:, quantised.chunks(size)] = 0.001  # a chunk that moved
     results = {}
     for ops in (quantised, few_bits):
         now, known, results[ops] = rows, start, []

@@ -256,6 +256,17 @@ def test_a_chunk_that_cannot_be_unwrapped_leaves_its_weight_with_the_agent():
     assert torch.equal(asked.least_HC[:, 0], codes + 7)
 
 
+def test_who_hears_nobody_does_not_expect_others_nearer():
+    rows = drawn(2, 1500)
+    known = Memory.split(memory(rows, 0.05))._replace(moved_AC=torch.full((2, 2), 0.01).double()).joined()
+    packed = quantised.encode(rows, known, SEED, 4)
+    heard = pair(packed)._replace(weights_AK=torch.tensor([[0.0], [0.5]]).double())
+    mixed, after = quantised.mix(rows, packed, heard, known, PACE, SEED, 4)
+    assert torch.equal(mixed[0], rows[0])
+    torch.testing.assert_close(Memory.split(after).expected_AC[0], torch.full((2,), 0.05).double())
+    assert (Memory.split(after).unread_AC[0] == 0).all()
+
+
 @given(some_bits, st.integers(7 * 1024, 20 * 1024))
 def test_blocks_of_chunks_give_what_the_whole_gives(bits, size):
     rows = drawn(1, size, dtype=torch.float32) + 0.01 * drawn(2, size, seed=1, dtype=torch.float32)

@@ -136,8 +136,8 @@ def _mix(
     rows, packed, heard, senders, weights, memory, mixed, after,
     seed, size, bytes, numbers, width, senders_count, step, pause, parts,
     BITS: tl.constexpr, L: tl.constexpr, HALF: tl.constexpr, TAIL: tl.constexpr, DECAY: tl.constexpr,
-    SPREAD: tl.constexpr, WIDER: tl.constexpr, JUMP: tl.constexpr, FURTHEST: tl.constexpr, LEAST: tl.constexpr,
-    MOST: tl.constexpr,
+    SPREAD: tl.constexpr, WIDER: tl.constexpr, JUMP: tl.constexpr, FURTHEST: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """`SPREAD`: in pitches of the sender."""
     chunk, agent, count = tl.program_id(0), tl.program_id(1).to(tl.int64), (size + L - 1) // L
@@ -147,7 +147,8 @@ def _mix(
     uniform = _uniform(seed, turn, chunk, L)
     code = _signed(packed + agent * bytes + numbers + chunk)
     rounded = _whole(x * _pitch(-code) + uniform, FURTHEST).to(tl.float32) * _pitch(code)
-    result, expected, right = x, tl.load(own + chunk) * DECAY, tl.full((), 1, tl.int32)
+    before, right, alone = tl.load(own + chunk), tl.full((), 1, tl.int32), tl.full((), 1, tl.int32)
+    result, expected = x, before * DECAY
     least = tl.load(own + 2 * count + chunk).to(tl.int32)
     odd, at = _odd(L), tl.arange(0, L) * BITS
     byte, shift = chunk * (L // 8 * BITS) + (at >> 3), at & 7
@@ -167,6 +168,7 @@ def _mix(
         for octet in tl.static_range(4):
             check |= tl.load(row + numbers + 2 * count + 4 * chunk + octet).to(tl.int32) << (8 * octet)
         is_heard = weight != 0
+        alone = alone & (weight == 0).to(tl.int32)
         off = check - tl.sum((theirs >> BITS) * odd, 0)
         wrong = (odd == off).to(tl.int32) - (odd == -off).to(tl.int32)  # one number, too low or too high
         theirs += wrong << BITS
@@ -184,7 +186,7 @@ def _mix(
         right = right & is_right.to(tl.int32)
     tl.store(mixed + agent * size + place, result, mask=place < size)
     out = after + agent * width
-    tl.store(out + chunk, expected)
+    tl.store(out + chunk, tl.where(alone == 1, before, expected))
     tl.store(out + count + chunk, 0.0)
     least = tl.minimum(tl.maximum(least - tl.where(turn.to(tl.int32) // parts % pause == 0, 1, 0), LEAST), MOST)
     tl.store(out + 2 * count + chunk, least.to(tl.float32))
@@ -241,8 +243,8 @@ def mix(
     _mix[chunks(size), agents](
         rows_AD.contiguous(), packed_AB, heard.packed_HB, heard.senders_AK, heard.weights_AK, memory_AM.contiguous(),
         mixed_AD, after_AM, seed, *_sizes(packed_AB, memory_AM, size, bits), heard.senders_AK.shape[1], *pace,
-        BITS=bits, L=CHUNK, HALF=0.5 - 2 ** (bits - 1), TAIL=TAIL / CHUNK, DECAY=DECAY, SPREAD=SPREAD * apart,
-        WIDER=WIDER, JUMP=JUMP, FURTHEST=FURTHEST[FLOAT], LEAST=LEAST, MOST=MOST, **EXACTLY,
+        BITS=bits, L=CHUNK, HALF=0.5 - 2 ** (bits - 1), TAIL=TAIL / CHUNK, DECAY=DECAY,
+        SPREAD=SPREAD * apart, WIDER=WIDER, JUMP=JUMP, FURTHEST=FURTHEST[FLOAT], LEAST=LEAST, MOST=MOST, **EXACTLY,
     )  # fmt: skip
     return mixed_AD, after_AM
 

@@ -319,7 +319,9 @@ def mix(
     Law: the mean of all agents is kept, where all chunks are right."""
     size, dtype = rows_AD.shape[1], rows_AD.dtype
     memory = Memory.split(memory_AM)
-    dither, next_AC, least_AC = memory.dither(seed), DECAY * memory.expected_AC, memory.least_AC.clone()
+    dither, least_AC = memory.dither(seed), memory.least_AC.clone()
+    alone_A1 = (heard.weights_AK == 0).all(1, keepdim=True)  # who hears nobody knows of nobody coming nearer
+    next_AC = torch.where(alone_A1, memory.expected_AC, DECAY * memory.expected_AC)
     mixed_AD, right_AC = torch.empty_like(rows_AD), torch.ones_like(next_AC, dtype=torch.bool)
     weights_AK = heard.weights_AK * pace.step
     for first, last in _blocks(rows_AD):
