@@ -172,7 +172,9 @@ def test_the_uniform_numbers_are_these_on_every_machine():
     assert 0 <= float(many[0].min()) < 1e-3
     assert 0.999 < float(many[0].max()) < 1
     others = [many[1], many[0].roll(1), many[0].roll(1024)]  # other rounds, other places, other chunks
-    assert torch.corrcoef(torch.stack([many[0], *others]))[0, 1:].abs().max() < 0.1
+    alike = torch.corrcoef(torch.stack([many[0], *others]))[0, 1:].abs()
+    assert alike[:2].max() < 0.02
+    assert alike[2] < 0.1, "a hundred chunks: they share the hash of a place"
 
 
 def test_rounding_is_right_in_the_mean():
@@ -227,8 +229,8 @@ def test_the_mean_of_all_agents_is_kept(bits, topology):
 def test_agents_come_together(bits, topology):
     before, after, lost = gossip(topology, bits, rounds=60)
     spread = [float((rows - rows.mean(0)).square().mean()) for rows in (before, after)]
-    assert spread[1] < (0.05 if bits == 2 else 0.02) * spread[0]
-    assert lost <= (0 if bits > 4 else 0.1 * 8 * 60 * 2), "chunks"
+    assert spread[1] < 0.02 * spread[0]
+    assert lost <= (0 if bits > 4 else 0.03 * 8 * 60 * 2), "chunks"
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
