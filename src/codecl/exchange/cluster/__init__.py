@@ -39,9 +39,7 @@ class PendingRound(NamedTuple):
     def wait(self) -> Tensor:
         """Σⱼ wᵢⱼ xⱼ over the agents j that i hears, and i itself."""
         mixed_AD = self.cluster.mixing_AA @ self.rows_AD  # others may still be on their way
-        began = time.perf_counter()
-        self.posted.wait(ROUND)
-        self.cluster.waited_s += time.perf_counter() - began
+        self.cluster.await_round(self.posted)
         return mixed_AD.addmm_(self.cluster.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
 
 
@@ -54,9 +52,7 @@ class PendingSwap(NamedTuple):
     posted: Posted
 
     def wait(self) -> Heard:
-        began = time.perf_counter()
-        self.posted.wait(ROUND)
-        self.cluster.waited_s += time.perf_counter() - began
+        self.cluster.await_round(self.posted)
         packed_HB = torch.cat([self.packed_AB, self.heard_HB])
         return Heard(packed_HB, self.cluster.senders_AK, self.cluster.weights_AK)
 
@@ -106,6 +102,11 @@ class Cluster:
         parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
         sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
         return heard_HD, self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
+
+    def await_round(self, posted: Posted) -> None:
+        began = time.perf_counter()
+        posted.wait(ROUND)
+        self.waited_s += time.perf_counter() - began
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Additions in the order of `simulated`. All ranks go through the same edges in the same order."""
