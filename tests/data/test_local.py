@@ -57,7 +57,7 @@ def test_all_images_are_the_agents_own_whichever_number_it_has(mine):
         assert [data.classes for data in (first, second)] == [2, 2]
         for agent in range(4):
             assert sorted(first.partition[agent].tolist()) == [0, 1, 2, 3]
-            seen = second.indices(0, [agent], 8).flatten()
+            seen = second.indices(0, [agent], 8)[0].flatten()
             assert torch.bincount(seen).tolist() == [8, 8, 8]
             assert second.sample(agent, 9).shape == (3, 1, 4, 4)
     assert second.train[0].flatten().unique().tolist() == [4, 5, 6]

@@ -66,7 +66,7 @@ def cropped(task, agents=1, **fields):
 def test_stated_steps_take_each_image_of_a_shard_equally_often(images, agents, batch, steps, epoch):
     data = stepped(images, agents, steps)
     assert data.steps(batch) == steps
-    indices = data.indices(epoch, range(agents), batch)
+    (indices,) = data.indices(epoch, range(agents), batch)
     assert indices.shape == (steps, agents, batch, 1)
     for agent, shard in enumerate(data.partition):
         seen, size = indices[:, agent].flatten(), len(shard)
@@ -75,8 +75,8 @@ def test_stated_steps_take_each_image_of_a_shard_equally_often(images, agents, b
         assert set(counts) <= {steps * batch // size, -(-steps * batch // size)}
         rounds = seen.split(size)
         assert all(len(set(part.tolist())) == len(part) for part in rounds)  # one shuffle after another
-    assert torch.equal(indices, stepped(images, agents, steps).indices(epoch, range(agents), batch))
-    assert torch.equal(indices[:, -1:], data.indices(epoch, [agents - 1], batch))
+    assert torch.equal(indices, stepped(images, agents, steps).indices(epoch, range(agents), batch)[0])
+    assert torch.equal(indices[:, -1:], data.indices(epoch, [agents - 1], batch)[0])
 
 
 @given(st.integers(4, 40), st.integers(1, 4), st.integers(1, 10), st.sampled_from(["none", "crop-flip"]))
@@ -84,11 +84,36 @@ def test_stated_steps_that_need_no_repetition_change_nothing(images, agents, bat
     if batch > images // agents:
         return
     plain = stepped(images, agents, None, augment=augment)
-    whole_epoch = plain.indices(1, range(agents), batch)
+    (whole_epoch,) = plain.indices(1, range(agents), batch)
     all_steps = stepped(images, agents, plain.steps(batch), augment=augment)
-    assert torch.equal(all_steps.indices(1, range(agents), batch), whole_epoch)
-    fewer = stepped(images, agents, 1, augment=augment).indices(1, range(agents), batch)
+    assert torch.equal(all_steps.indices(1, range(agents), batch)[0], whole_epoch)
+    (fewer,) = stepped(images, agents, 1, augment=augment).indices(1, range(agents), batch)
     assert torch.equal(fewer[..., 0], whole_epoch[:1, ..., 0])
+
+
+@given(st.integers(4, 60), st.integers(1, 4), st.integers(1, 12), st.sampled_from(["none", "crop-flip"]))
+def test_the_last_batch_may_be_smaller(images, agents, batch, augment):
+    """Without drop_last an epoch shows all of the smallest shard, but for a single image, which norms cannot take; the
+    full batches are those of drop_last."""
+    shard = images // agents
+    if batch > shard:
+        return
+    task = coloured(images) if augment != "none" else numbered(images)
+
+    def dealt(drop_last):
+        config = DataConfig(augment=augment, drop_last=drop_last)
+        return TaskData(0, task, TaskOptions(agents, dtype=torch.float64, config=config))
+
+    data, left = dealt(False), shard % batch
+    full, *last = data.indices(2, range(agents), batch)
+    assert torch.equal(full[..., 0], dealt(True).indices(2, range(agents), batch)[0][..., 0])
+    assert [list(part.shape[:3]) for part in last] == ([[1, agents, left]] if left > 1 else [])
+    batches = list(data.epoch(2, range(agents), batch))
+    assert len(batches) == data.steps(batch) == shard // batch + (left > 1)
+    for agent in range(agents):
+        seen = [int(i) for part in (full, *last) for i in part[:, agent, :, 0].flatten()]
+        assert len(set(seen)) == len(seen) == shard - (left == 1)
+        assert set(seen) <= set(data.partition[agent].tolist())
 
 
 def test_a_partition_and_a_sampler_of_ones_own():
@@ -98,11 +123,11 @@ def test_a_partition_and_a_sampler_of_ones_own():
         return torch.arange(count) % images
 
     options = TaskOptions(2, config=DataConfig(steps_per_epoch=2), partition=shards, sampler=in_order)
-    assert TaskData(0, numbered(4), options).indices(0, range(2), 2)[..., 0].tolist() == [[[3, 1], [0, 0]]] * 2
+    assert TaskData(0, numbered(4), options).indices(0, range(2), 2)[0][..., 0].tolist() == [[[3, 1], [0, 0]]] * 2
 
 
 def test_each_round_through_a_shard_is_another_shuffle():
-    first, second = stepped(40, 1, 2).indices(0, [0], 40)[:, 0, :, 0].tolist()
+    first, second = stepped(40, 1, 2).indices(0, [0], 40)[0][:, 0, :, 0].tolist()
     assert sorted(first) == sorted(second) == list(range(40))
     assert first != second
 
@@ -196,7 +221,7 @@ def test_every_image_gets_a_crop_and_a_mirroring_of_its_own():
     padded = torch.nn.functional.pad(task.train[0], (4, 4, 4, 4))
     seen = set()
     for epoch in range(8):
-        for indices in data.indices(epoch, range(2), 3):
+        for indices in data.indices(epoch, range(2), 3)[0]:
             found, labels = data.batch(indices)
             for image, label, (which, down, right, mirrored) in zip(
                 found.flatten(0, 1), labels.flatten(), indices.flatten(0, 1).tolist(), strict=True
@@ -217,7 +242,7 @@ def test_past_the_edge_is_what_scaling_makes_0():
     task = Task(white, white, 2, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 0.25))
     for crop_fill, edges in (("black", (-1.0, -1.0, -0.5)), ("mean", (0.0, 0.0, 0.0))):
         data = cropped(task, crop_fill=crop_fill)
-        found = torch.cat([data.batch(indices)[0].flatten(0, 1) for indices in data.indices(0, [0], 2)])
+        found = torch.cat([data.batch(indices)[0].flatten(0, 1) for indices in data.indices(0, [0], 2)[0]])
         for channel, (edge, inner) in enumerate(zip(edges, (1.0, 3.0, 3.5), strict=True)):
             values = found[:, channel].unique()
             assert len(values) == 2
@@ -226,9 +251,9 @@ def test_past_the_edge_is_what_scaling_makes_0():
 
 def test_variations_depend_on_seed_agent_task_and_epoch_alone():
     data = cropped(coloured(), 2)
-    assert torch.equal(data.indices(3, range(2), 3), data.indices(3, range(2), 3))
-    assert torch.equal(data.indices(3, [1], 3)[:, 0], data.indices(3, range(2), 3)[:, 1])
-    assert not torch.equal(data.indices(3, [1], 3)[..., 1:], data.indices(4, [1], 3)[..., 1:])
+    assert torch.equal(data.indices(3, range(2), 3)[0], data.indices(3, range(2), 3)[0])
+    assert torch.equal(data.indices(3, [1], 3)[0][:, 0], data.indices(3, range(2), 3)[0][:, 1])
+    assert not torch.equal(data.indices(3, [1], 3)[0][..., 1:], data.indices(4, [1], 3)[0][..., 1:])
 
 
 def test_tests_and_growth_see_images_as_they_are():

@@ -134,7 +134,7 @@ def test_kernels_are_as_exact_as_pytorchs_own_layers(model, precision):
         settings = config(dtype=dtype, train={"batch_size": 16, "precision": kind})
         setup, state = build_setup(settings, task_data(settings, images(1), GPU), GPU, module)
         agents = open_task(setup._replace(execution=how), state, setup.tasks[0])
-        batch = setup.tasks[0].batch(setup.tasks[0].indices(0, range(4), 16)[0].to(GPU))
+        batch = setup.tasks[0].batch(setup.tasks[0].indices(0, range(4), 16)[0][0].to(GPU))
         found[dtype, how] = agents.gradient(agents.layout.start().repeat(4, 1), *batch)[1]
     exact = found["float64", "loop"]
     own, ours = (  # the median agent: a ReLU at its kink may turn over in one of them

@@ -166,7 +166,7 @@ def test_an_error_after_a_step_that_worked_is_not_taken_for_a_model_that_cannot_
 def test_the_gradient_by_coordinates_is_the_gradient_by_weights_in_the_chart(model, execution):
     """At weights that are built whole: factored layers and layers without free directions too."""
     setup, state = _second_task(model(), execution)
-    group, indices = open_task(setup, state, setup.tasks[1]), setup.tasks[1].indices(0, range(4), 4)
+    group, indices = open_task(setup, state, setup.tasks[1]), setup.tasks[1].indices(0, range(4), 4)[0]
     rows = torch.randn(4, group.layout.size, dtype=torch.float64) * 0.1
     batch = setup.tasks[1].batch(indices[0])
     _, grad_AD = group.gradient(rows, *batch)

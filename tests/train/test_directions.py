@@ -1,6 +1,7 @@
 """Tasks that have directions and norms of their own: what they keep, what all share, and what is recorded of it."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -225,3 +226,17 @@ def test_norms_of_the_first_task_stay_for_all(method):
     for state in after:
         assert all(torch.equal(state.parameters[name], after[0].parameters[name]) for name in NORMS)
         assert all(kept.parameters.keys() == set(setup.roles.head) for kept in state.kept)
+
+
+@pytest.mark.parametrize("method", ["codec", "codec-full", "dpsgd", "d-ewc", "stl"])
+def test_shared_norms_train_in_every_task_and_no_task_keeps_its_own(method):
+    setup, after = states(normed(), config(method=method, norms="shared"))
+    assert set(NORMS) <= set(setup.roles.dense)
+    for before, state in pairwise(after):
+        assert all(not torch.equal(state.parameters[name], before.parameters[name]) for name in NORMS)
+        assert all(kept.parameters.keys() == set(setup.roles.head) for kept in state.kept)
+
+
+def test_d_ewc_holds_shared_norms_like_weights():
+    _, after = states(normed(), config(method="d-ewc", norms="shared"))
+    assert set(NORMS) <= set(after[-1].memory)

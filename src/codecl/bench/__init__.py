@@ -242,7 +242,7 @@ def _plain(setup: Setup, state: State) -> Iterator[Timing]:
     trained = [[value for value in module.parameters() if value.requires_grad] for module in modules]
     half = torch.autocast(device.type, torch.bfloat16) if setup.train.precision == "bf16" else nullcontext()
     for epoch in range(ENDLESS):
-        indices = data.indices(epoch, setup.exchange.agents, batch)[:count].to(device)
+        indices = data.indices(epoch, setup.exchange.agents, batch)[0][:count].to(device)
         began, losses = time.perf_counter(), []
         for images_AB, labels_AB in map(data.batch, indices):
             with multiplying(setup.train.precision, device), half:

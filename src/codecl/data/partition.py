@@ -36,9 +36,12 @@ def parse(how: str) -> tuple[str, float]:
         "iid": value is None,
         "dirichlet": 0 < number < float("inf"),
         "skew": value is not None and 0 <= number <= 1,
+        "shards": value is not None and number >= 1 and number.is_integer(),
     }
     if not fits.get(name, False):
-        raise ValueError("it should be iid, dirichlet(α) with α above 0, or skew(s) with s from 0 to 1")
+        raise ValueError(
+            "it should be iid, dirichlet(α) with α above 0, skew(s) with s from 0 to 1, or shards(k) with k from 1 on"
+        )
     return name, number
 
 
@@ -57,6 +60,20 @@ def skew(labels: Tensor, agents: int, part: float, seed: int, task: int) -> Part
     sizes = [len(shard) for shard in order.tensor_split(agents)]
     at_random = others.split([size - len(held) for size, held in zip(sizes, by_label, strict=True)])
     return [torch.cat(pair) for pair in zip(by_label, at_random, strict=True)]
+
+
+def shards(labels: Tensor, agents: int, each: float, seed: int, task: int) -> Partition:
+    """Images in the order of their labels, cut into `each` stretches an agent, dealt at random (McMahan et al. 2017).
+
+    Law: an agent's images lie in at most `each` stretches; shards are as equal as such cuts allow."""
+    count = agents * int(each)
+    if len(labels) < count:
+        raise ConfigError(f"data.partition: shards({int(each)}) needs {count} images a task, there are {len(labels)}")
+    generator = spawn(seed, "shards", task)
+    order = torch.randperm(len(labels), generator=generator)
+    stretches = order[labels[order].sort(stable=True).indices].tensor_split(count)
+    dealt = torch.randperm(count, generator=generator).view(agents, int(each)).tolist()
+    return [torch.cat([stretches[number] for number in numbers]) for numbers in dealt]
 
 
 def dirichlet(labels: Tensor, agents: int, alpha: float, seed: int, task: int) -> Partition:
@@ -82,6 +99,7 @@ PARTITIONS: dict[str, Callable[[Tensor, int, float, int, int], Partition]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "skew": skew,
+    "shards": shards,
 }
 
 

@@ -27,7 +27,9 @@ class DataConfig(BaseModel):
 
     stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
     tasks: int | None = Field(None, gt=0, description="so many tasks of the stream, from the first on; null: all")
-    partition: str = Field("iid", description="how a task's images are dealt to agents: iid, dirichlet(α) or skew(s)")
+    partition: str = Field(
+        "iid", description="how a task's images are dealt to agents: iid, dirichlet(α), skew(s) or shards(k)"
+    )
     augment: Literal["none", "crop-flip"] = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
     )
@@ -46,6 +48,9 @@ class DataConfig(BaseModel):
         None,
         gt=0,
         description="steps of an epoch, the same for every agent; null: as many full batches as the smallest shard has",
+    )
+    drop_last: bool = Field(
+        True, description="an epoch's last batch, where the smallest shard leaves a smaller one, is left out"
     )
     sampling: Literal["shuffle", "replacement"] = Field(
         "shuffle",
@@ -155,7 +160,7 @@ class TaskData:
         self.scale = scale_of(name, (task.mean, task.std), self.train[0], options.dtype)
         self.partition = options.partition if options.partition is not None else self._partition(options)
         self._sampler = options.sampler or SAMPLERS[config.sampling]
-        self._steps = config.steps_per_epoch
+        self._steps, self._drop_last = config.steps_per_epoch, config.drop_last
         if self.augment != "none":
             colour = seen_as_0(self.train[0], self.scale) if config.crop_fill == "mean" else None
             self._windows = windows(name, self.train[0], colour)
@@ -191,7 +196,11 @@ class TaskData:
         )
 
     def steps(self, batch: int) -> int:
-        """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋."""
+        """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋ and the last."""
+        return self._full(batch) + (self._last(batch) > 0)
+
+    def _full(self, batch: int) -> int:
+        """Full batches of an epoch."""
         if self._steps is not None:
             return self._steps
         shard = min(map(len, self.partition))
@@ -202,12 +211,23 @@ class TaskData:
             )
         return shard // batch
 
-    def indices(self, epoch: int, agents: Sequence[int], batch: int) -> Tensor:
-        """[S, A, B, K] on the CPU: the images of each step, full batches of what the sampler draws from each agent's
-        shard."""
-        steps = self.steps(batch)
-        rows = [self._indices(agent, epoch, steps * batch).view(steps, batch, -1) for agent in agents]
-        return torch.stack(rows, 1)
+    def _last(self, batch: int) -> int:
+        """Images of an epoch's last, smaller batch, the same for every agent; a single one is left out: norms need
+        more."""
+        if self._drop_last or self._steps is not None:
+            return 0
+        left = min(map(len, self.partition)) % batch
+        return left if left > 1 else 0
+
+    def indices(self, epoch: int, agents: Sequence[int], batch: int) -> list[Tensor]:
+        """The images of each step, as the sampler draws them from each agent's shard, on the CPU: the full batches
+        [S, A, B, K], then the last one [1, A, b, K] where it is smaller and not left out."""
+        full, last = self._full(batch), self._last(batch)
+        rows_AIK = torch.stack([self._indices(agent, epoch, full * batch + last) for agent in agents])
+        parts = rows_AIK.split([full * batch, last], 1)
+        sizes = [(full, batch), (1, last)] if last else [(full, batch)]
+        by_step = (part.unflatten(1, size).transpose(0, 1) for part, size in zip(parts, sizes, strict=False))
+        return [part_SABK.contiguous() for part_SABK in by_step]
 
     def batch(self, indices_ABK: Tensor) -> Batch:
         """These images, prepared, on the device: nothing here waits for it."""
@@ -222,8 +242,8 @@ class TaskData:
 
     def epoch(self, epoch: int, agents: Sequence[int], batch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
-        for indices_ABK in self.indices(epoch, agents, batch).to(self.train[1].device):
-            yield self.batch(indices_ABK)
+        for indices_SABK in self.indices(epoch, agents, batch):
+            yield from map(self.batch, indices_SABK.to(self.train[1].device))
 
     def sample(self, agent: int, images: int) -> Tensor:
         """Some images of an agent's shard, for growth."""

@@ -51,7 +51,7 @@ class DEwc(Method):
         fisher_AD, batches = torch.zeros_like(end.coords_AD), 0
         for batch in end.data.epoch(FISHER_EPOCH, end.exchange.agents, end.batch_size):
             _, grad_AD = end.gradient(end.coords_AD, *batch)
-            fisher_AD += end.batch_size * grad_AD.square()
+            fisher_AD += batch.labels_AB.shape[1] * grad_AD.square()
             batches += 1
         parts = [_body(end.layout, row / (batches * end.data.agents)) for row in fisher_AD]
         reduced = end.exchange.reduce(end.chosen, parts)

@@ -11,13 +11,16 @@ from torch.nn import functional
 Builder = Callable[..., nn.Module]
 
 
-def alexnet(shape: Sequence[int], classes: int, *, dropout: Sequence[float] = (0.2, 0.2, 0.5, 0.5, 0.5)) -> nn.Module:
+def alexnet(
+    shape: Sequence[int], classes: int, *, width: int = 1, dropout: Sequence[float] = (0.2, 0.2, 0.5, 0.5, 0.5)
+) -> nn.Module:
     """The AlexNet-like net of the paper's Split CIFAR-100 (no biases; 406,784 body weights on 3×32×32).
 
-    `dropout` by layer."""
+    `width` times as many channels and units: 4 is the net of GPM and those after it (6,499,328 body weights). `dropout`
+    by layer."""
     net = nn.Sequential()
-    before = shape[0]
-    for number, (after, kernel) in enumerate([(16, 4), (32, 3), (64, 2)], 1):
+    before, hidden = shape[0], 512 * width
+    for number, (after, kernel) in enumerate([(16 * width, 4), (32 * width, 3), (64 * width, 2)], 1):
         net.add_module(f"conv{number}", nn.Conv2d(before, after, kernel, bias=False))
         net.add_module(f"norm{number}", nn.BatchNorm2d(after, track_running_stats=False))
         net.add_module(f"relu{number}", nn.ReLU())
@@ -28,11 +31,11 @@ def alexnet(shape: Sequence[int], classes: int, *, dropout: Sequence[float] = (0
     with torch.no_grad():
         before = net(torch.zeros(2, *shape)).shape[1]
     for number in (4, 5):
-        net.add_module(f"fc{number}", nn.Linear(before, 512, bias=False))
-        net.add_module(f"norm{number}", nn.BatchNorm1d(512, track_running_stats=False))
+        net.add_module(f"fc{number}", nn.Linear(before, hidden, bias=False))
+        net.add_module(f"norm{number}", nn.BatchNorm1d(hidden, track_running_stats=False))
         net.add_module(f"relu{number}", nn.ReLU())
         net.add_module(f"drop{number}", nn.Dropout(dropout[number - 1]))
-        before = 512
+        before = hidden
     net.add_module("head", nn.Linear(before, classes, bias=False))
     return net
 

@@ -147,6 +147,7 @@ def build_setup(
     module = stateless_copy(module).to(device, dtype)
     sample = tasks[0].prepare(tasks[0].train[0][:2])
     roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
+    roles = roles.with_shared_norms() if config.norms == "shared" else roles
     values = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     first_head = {name: values.pop(name) for name in roles.head}
     setup = Setup(

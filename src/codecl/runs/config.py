@@ -106,8 +106,10 @@ class RunConfig(BaseModel):
     message: MessageConfig = MessageConfig()
     own: OwnConfig = OwnConfig()
     free: FreeConfig = FreeConfig()
-    norms: Literal["first", "own"] = Field(
-        "first", description="parameters of norms: trained in the first task only, or each task's own"
+    norms: Literal["first", "own", "shared"] = Field(
+        "first",
+        description="parameters of norms: trained in the first task only, each task's own, or trained in every task"
+        " and shared (sent whole, may forget)",
     )
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -155,8 +157,11 @@ def preset(name: str) -> Preset:
         known = presets()
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    own = {"paper": name} | {key: raw.pop(key) for key in Preset._fields if key in raw}
-    return Preset(fields={**raw, "preset": name}, **own)
+    base = preset(raw.pop("base"))._asdict() if "base" in raw else {"fields": {}, "paper": name}
+    own = {key: raw.pop(key) for key in Preset._fields if key in raw}
+    for key in ("by_method", "by_agents"):
+        own[key] = merge(base.get(key, {}), own.get(key, {}))
+    return Preset(**{**base, **own, "fields": merge(base["fields"], {**raw, "preset": name})})
 
 
 def resolve(start: Preset, changes: Fields) -> RunConfig:

@@ -32,6 +32,11 @@ class ParameterRoles(NamedTuple):
     constant: tuple[str, ...]  # never train (requires_grad is off)
     outputs: int  # numbers that the module gives for an image
 
+    def with_shared_norms(self) -> "ParameterRoles":
+        """Norms train whole in every task, too."""
+        first = tuple(name for name in self.first if name not in self.norms)
+        return self._replace(dense=self.dense + self.norms, first=first, norms=())
+
 
 class TracedCall(NamedTuple):
     """A call, and the layer inside whose own forward it was made."""

@@ -103,7 +103,7 @@ def stepped(walk: Walk) -> Steps:
     """A walk with the gradients of every step, taken anew on its examples."""
     setup, state = prepared(walk)
     (data,), shape = setup.tasks, (walk.copies, len(walk.mixing), -1)
-    indices_KABI = data.indices(0, setup.exchange.agents, walk.batch)
+    (indices_KABI,) = data.indices(0, setup.exchange.agents, walk.batch)
     coords, grads, moves = [], [], []
     for step, (agents, coords_AF) in enumerate(_steps(setup, state)):
         coords.append(coords_AF.clone().view(shape))

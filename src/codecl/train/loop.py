@@ -6,7 +6,7 @@ images of a batch, K numbers that pick an image.
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,8 @@ from codecl.train.state import Carry, Setup, State, TaskPosition
 from codecl.train.step import make_step
 from codecl.train.task_end import close_task
 from codecl.train.task_start import body_size, choose_directions, chooses, kept_size, task_layout
+
+TOGETHER = 1024  # test images in one go, where a GPU looks at many batches at once
 
 
 def train(setup: Setup, state: State, position: TaskPosition | None = None) -> Iterator[Event]:
@@ -83,17 +85,19 @@ def _train_task(
     """The epochs of one task; gives what its last step left."""
     exchange, config = setup.exchange, setup.train
     carry = Carry.split(start.carry_AE, agents.layout.size, config.momentum)
-    indices_SABK = data.indices(start.epoch, exchange.agents, config.batch_size)[start.step :]
+    full_SABK, *last = data.indices(start.epoch, exchange.agents, config.batch_size)
+    indices = [full_SABK[start.step :], *last]
     graph = exchange.on_device and carry.coords_AD.is_cuda
     step = make_step(setup, state, data, agents)
-    run_epoch = epochs(step, carry, indices_SABK, exchange.traffic, graph)
+    run_batches = [epochs(step, carry, indices_SABK, exchange.traffic, graph) for indices_SABK in indices]
     for epoch in range(start.epoch, config.epochs):
         began = time.perf_counter()
         losses = []
-        for carry, loss_A in run_epoch(carry, indices_SABK, config.lr_at(epoch)):  # noqa: B020
-            losses.append(loss_A)
-            yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=carry.coords_AD)
-        indices_SABK = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
+        for run, indices_SABK in zip(run_batches, indices, strict=True):
+            for carry, loss_A in run(carry, indices_SABK, config.lr_at(epoch)):  # noqa: B020
+                losses.append(loss_A)
+                yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=carry.coords_AD)
+        indices = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
         live = LiveEpoch(epoch, state, carry)
         yield _epoch_ended(setup, data, agents, live, torch.stack(losses), began)
     return carry
@@ -181,8 +185,29 @@ def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
 
 @torch.no_grad()
 def accuracy(module: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor, batch_size: int) -> float:
-    """Percent of `images` that the module with these parameters classifies right."""
-    right = torch.zeros((), dtype=torch.long, device=labels.device)
-    for images_B, labels_B in zip(in_batches(images, batch_size), in_batches(labels, batch_size), strict=True):
-        right += (functional_call(module, dict(parameters), (images_B,)).argmax(-1) == labels_B).sum()
-    return 100 * right.item() / len(labels)
+    """Percent of `images` that the module with these parameters classifies right, batch by batch."""
+
+    def predicted(images_B: Tensor) -> Tensor:
+        return functional_call(module, dict(parameters), (images_B,)).argmax(-1)
+
+    batches = in_batches(images, batch_size)
+    together = _predicted_together(predicted, batches) if images.is_cuda else []
+    found = torch.cat([*together, *map(predicted, batches[len(together) :])])
+    return 100 * (found == labels).sum().item() / len(labels)
+
+
+def _predicted_together(predicted: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> list[Tensor]:
+    """What `predicted` gives for the batches of one size in front, many in one go: a GPU has little to do in a small
+    one. Nothing where the model cannot be stacked."""
+    size = len(batches[0])
+    equal = [batch for batch in batches if len(batch) == size]
+    many = max(1, TOGETHER // size)
+    found: list[Tensor] = []
+    try:
+        for start in range(0, len(equal), many):
+            found += torch.vmap(predicted)(torch.stack(equal[start : start + many])).unbind()
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return []
+    return found
