@@ -259,7 +259,7 @@ def test_variations_depend_on_seed_agent_task_and_epoch_alone():
 def test_tests_and_growth_see_images_as_they_are():
     task = coloured()
     data = cropped(task)
-    held, _ = data.held_out()
+    held, _ = data.test_images()
     assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
     originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
     assert all(tuple((image * 255).round().flatten().tolist()) in originals for image in data.sample(0, 5))

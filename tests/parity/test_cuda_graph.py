@@ -49,14 +49,16 @@ def test_replay_gives_what_plain_gives(method, order, drop_last, monkeypatch):
 def test_the_rate_of_an_epoch_reaches_the_replayed_step():
     def step(carry, indices_ABK, lr):
         moved_AD = carry.coords_AD - lr * indices_ABK.sum((1, 2))[:, None]
-        return Carry(moved_AD, carry.velocity_AV + lr, carry.memory_AM), carry.coords_AD.sum(1)
+        return Carry(moved_AD, carry.velocity_AV + lr, carry.memory_AM, carry.watched_AW), carry.coords_AD.sum(1)
 
     def told(run, lr):
-        start = Carry(torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 0))
+        start = Carry(torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 0), torch.zeros(2, 0))
         return [(carry.joined(), loss.clone()) for carry, loss in run(start, indices, lr)]
 
     indices = torch.ones(3, 2, 4, 1, dtype=torch.long)
-    run = Replay(step, Carry(torch.ones(2, 5), torch.ones(2, 5), torch.ones(2, 0)), indices, Traffic())
+    run = Replay(
+        step, Carry(torch.ones(2, 5), torch.ones(2, 5), torch.ones(2, 0), torch.ones(2, 0)), indices, Traffic()
+    )
     for lr in (0.5, 0.25):
         for a, b in zip(told(run, lr), told(Plain(step), lr), strict=True):
             torch.testing.assert_close(a, b)
@@ -79,7 +81,7 @@ def test_what_cannot_be_captured_runs_plainly_with_a_warning(monkeypatch):
 
     monkeypatch.setattr(Replay, "__init__", refuse)
     with pytest.warns(UserWarning, match="launched one by one: they cannot be captured"):
-        run = epochs(lambda *_: None, Carry(*[torch.zeros(1, 1)] * 3), torch.zeros(1, 1, 1, 1), Traffic(), graph=True)
+        run = epochs(lambda *_: None, Carry(*[torch.zeros(1, 1)] * 4), torch.zeros(1, 1, 1, 1), Traffic(), graph=True)
     assert isinstance(run, Plain)
 
 

@@ -178,7 +178,7 @@ def made_data(tmp_path_factory):
         yield
 
 
-OTHERS = sorted(set(presets()) - {"quickstart"})
+OTHERS = sorted(set(presets()) - {"quickstart", "split-cifar100-gpm"})  # of the last, one agent sends nothing
 FEW = ("train.batch_size=5", "growth.images=2", "train.test_batch_size=8", "data.augment=none")
 
 

@@ -39,6 +39,12 @@ class DataConfig(BaseModel):
     validation: float = Field(
         0, ge=0, lt=1, description="part of the training images that is held out and scored instead of the test images"
     )
+    held_out: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description="part of an agent's training images that it measures its loss on, for a schedule",
+    )
     digest: str | None = Field(None, description="of the caller's own tensors, one a task")
     mean: tuple[FiniteFloat, ...] = Field(
         (), description="by channel, of values from 0 to 1; empty: the stream's, or measured"
@@ -158,7 +164,9 @@ class TaskData:
         if shapes[0] != shapes[1]:
             raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
         self.scale = scale_of(name, (task.mean, task.std), self.train[0], options.dtype)
-        self.partition = options.partition if options.partition is not None else self._partition(options)
+        dealt = options.partition if options.partition is not None else self._partition(options)
+        cuts = [self._cut(agent, shard, config.held_out) for agent, shard in enumerate(dealt)]
+        self.partition, self._held_out = [shard for shard, _ in cuts], [held_out for _, held_out in cuts]
         self._sampler = options.sampler or SAMPLERS[config.sampling]
         self._steps, self._drop_last = config.steps_per_epoch, config.drop_last
         if self.augment != "none":
@@ -177,6 +185,14 @@ class TaskData:
         if len(labels) < agents:
             raise ConfigError(f"agents: {agents} is more than the {len(labels)} training images of task {self.name!r}")
         return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
+
+    def _cut(self, agent: int, shard: Tensor, part: float) -> tuple[Tensor, Tensor]:
+        """An agent's images: those that it trains on, and those that it holds out."""
+        if not part:
+            return shard, shard[:0]
+        order = torch.randperm(len(shard), generator=spawn(self.seed, "held out", agent, self.index))
+        count = max(1, round(part * len(shard)))
+        return shard[order[count:]], shard[order[:count]]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -257,7 +273,12 @@ class TaskData:
         for which in in_batches(order.to(self.train[0].device), batch):
             yield self.prepare(self.train[0][which])
 
-    def held_out(self) -> Images:
+    def held_out(self, agent: int) -> Images:
+        """The images of an agent's shard that it does not train on, prepared."""
+        which = self._held_out[agent].to(self.train[1].device)
+        return self.prepare(self.train[0][which]), self.train[1][which]
+
+    def test_images(self) -> Images:
         """The test images, prepared, in an order of their own (norms see batches of mixed classes)."""
         images, labels = self.test
         order = torch.randperm(len(labels), generator=spawn(self.seed, "test", self.index)).to(labels.device)

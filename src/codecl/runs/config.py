@@ -157,7 +157,7 @@ def preset(name: str) -> Preset:
         known = presets()
         raise ConfigError(f"preset: {name!r} is unknown{near(name, known)}; there are {', '.join(known)}")
     raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    base = preset(raw.pop("base"))._asdict() if "base" in raw else {"fields": {}, "paper": name}
+    base: Fields = preset(raw.pop("base"))._asdict() if "base" in raw else {"fields": {}, "paper": name}
     own = {key: raw.pop(key) for key in Preset._fields if key in raw}
     for key in ("by_method", "by_agents"):
         own[key] = merge(base.get(key, {}), own.get(key, {}))
@@ -182,6 +182,7 @@ def validate(fields: Fields) -> RunConfig:
     config.model.check()
     streams.check_local_path(config.data)
     method = config.method.build()
+    _check_schedule(config)
     directions.check(config.own, config.free, config.method.name, method.grows)
     options = method.model_dump(mode="json")
     owned = {
@@ -197,6 +198,21 @@ def validate(fields: Fields) -> RunConfig:
             "sources": {**config.sources, **{part: code for part, code in owned.items() if code}},
         }
     )
+
+
+def _check_schedule(config: RunConfig) -> None:
+    """A schedule that watches the loss has images to watch, and one agent that sees them."""
+    watches, held_out = config.train.schedule == "plateau", config.data.held_out
+    if watches and config.agents != 1:
+        raise ConfigError(
+            f"train.schedule: plateau is for one agent, and there are {config.agents}: none sees the others' loss; use"
+            " cosine or steps"
+        )
+    if watches != (held_out > 0):
+        raise ConfigError(
+            f"data.held_out: {held_out:g} does not fit train.schedule={config.train.schedule}; only plateau, and it"
+            " needs some, for example 0.05"
+        )
 
 
 def stream_digest(data: DataConfig) -> str | None:

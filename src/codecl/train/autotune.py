@@ -76,7 +76,7 @@ def measure(setup: Setup, state: State, device: torch.device) -> dict[Execution,
     for execution in CANDIDATES[device.type]:
         agents = open_task(setup._replace(execution=execution), state, data)
         step = make_step(setup, state, data, agents)
-        carry = Carry.split(start_of(setup, agents).carry_AE, agents.layout.size, setup.train.momentum)
+        carry = Carry.split(start_of(setup, agents).carry_AE, agents.layout.size, setup.train)
         indices = data.indices(0, setup.exchange.agents, setup.train.batch_size)[0][:count]
         with suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
             step(carry, indices[0].to(device), 0.0)

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from codecl.train.execution import Execution, Precision
+from codecl.train.plateau import PlateauConfig
 
 
 class TrainConfig(BaseModel):
@@ -16,7 +17,12 @@ class TrainConfig(BaseModel):
     lr: float = Field(0.1, gt=0, allow_inf_nan=False, description="η, the learning rate, at a task's start")
     milestones: tuple[float, ...] = Field((0.5, 0.75), description="parts of the epochs after which η is multiplied")
     gamma: float = Field(0.1, gt=0, le=1, description="what η is multiplied with at a milestone")
-    schedule: Literal["steps", "cosine"] = Field("steps", description="η falls at milestones, or along a cosine to 0")
+    schedule: Literal["steps", "cosine", "plateau"] = Field(
+        "steps",
+        description="η falls at milestones, along a cosine to 0, or when the loss on data.held_out has stopped falling"
+        " (one agent alone)",
+    )
+    plateau: PlateauConfig = PlateauConfig()
     warmup_epochs: int = Field(0, ge=0, description="epochs of each task in which η rises to its full value")
     momentum: float = Field(0, ge=0, lt=1, description="β, in coordinates: momentum on projected gradients")
     label_smoothing: float = Field(0, ge=0, lt=1, description="of labels: the part of a label spread over all classes")

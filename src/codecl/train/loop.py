@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from codecl.data.task import TaskData, in_batches
 from codecl.errors import RunFailed
@@ -19,9 +20,11 @@ from codecl.space import norms
 from codecl.space.directions import FREE, OWN, counts
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
+from codecl.train import plateau
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Evaluated, Event, Stepped, TaskOpened
+from codecl.train.plateau import Watched
 from codecl.train.state import Carry, Setup, State, TaskPosition
 from codecl.train.step import make_step
 from codecl.train.task_end import close_task
@@ -64,7 +67,10 @@ def start_of(setup: Setup, agents: Agents, position: TaskPosition | None = None)
 def at_rest(setup: Setup, coords_AD: Tensor, round: int = 0) -> Carry:
     """What the first step of agents that start here is handed, or one that joins the others before this round."""
     velocity_AV = torch.zeros_like(coords_AD) if setup.train.momentum else coords_AD[:, :0]
-    return Carry(coords_AD, velocity_AV, setup.messages(0).memory(coords_AD, round))
+    watched_AW = coords_AD[:, :0]
+    if setup.train.schedule == "plateau":
+        watched_AW = plateau.start(setup.train.plateau, setup.train.lr, coords_AD).joined()
+    return Carry(coords_AD, velocity_AV, setup.messages(0).memory(coords_AD, round), watched_AW)
 
 
 class LiveEpoch(NamedTuple):
@@ -84,23 +90,52 @@ def _train_task(
 ) -> Generator[Event, None, Carry]:
     """The epochs of one task; gives what its last step left."""
     exchange, config = setup.exchange, setup.train
-    carry = Carry.split(start.carry_AE, agents.layout.size, config.momentum)
+    carry = Carry.split(start.carry_AE, agents.layout.size, config)
     full_SABK, *last = data.indices(start.epoch, exchange.agents, config.batch_size)
     indices = [full_SABK[start.step :], *last]
     graph = exchange.on_device and carry.coords_AD.is_cuda
     step = make_step(setup, state, data, agents)
     run_batches = [epochs(step, carry, indices_SABK, exchange.traffic, graph) for indices_SABK in indices]
     for epoch in range(start.epoch, config.epochs):
+        lr = _lr(setup, carry, epoch)
+        if lr is None:
+            break
         began = time.perf_counter()
         losses = []
         for run, indices_SABK in zip(run_batches, indices, strict=True):
-            for carry, loss_A in run(carry, indices_SABK, config.lr_at(epoch)):  # noqa: B020
+            for carry, loss_A in run(carry, indices_SABK, lr):  # noqa: B020
                 losses.append(loss_A)
                 yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=carry.coords_AD)
         indices = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
+        if config.schedule == "plateau":
+            carry = _watch(setup, data, agents, carry)
         live = LiveEpoch(epoch, state, carry)
-        yield _epoch_ended(setup, data, agents, live, torch.stack(losses), began)
+        yield _epoch_ended(setup, data, agents, live, torch.stack(losses), lr, began)
+    if config.schedule == "plateau":
+        carry = carry._replace(coords_AD=Watched.split(carry.watched_AW).best_AD)
     return carry
+
+
+def _lr(setup: Setup, carry: Carry, epoch: int) -> float | None:
+    """η of this epoch; None: the schedule has ended the task."""
+    config = setup.train
+    if config.schedule != "plateau":
+        return config.lr_at(epoch)
+    lr = float(Watched.split(carry.watched_AW).lr_A1)
+    return lr if lr >= config.plateau.min_lr else None
+
+
+def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
+    """The schedule looks at the loss of the one agent on the images that it holds out."""
+    parameters = agents.layout.parameters(carry.coords_AD[0])
+    total, batch_size = 0.0, setup.train.test_batch_size
+    images, labels = data.held_out(setup.exchange.agents[0])
+    with evaluating(setup.module), torch.no_grad():
+        for images_B, labels_B in zip(in_batches(images, batch_size), in_batches(labels, batch_size), strict=True):
+            out = functional_call(setup.module, parameters, (images_B,))
+            total += float(functional.cross_entropy(out, labels_B, reduction="sum"))
+    watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, total / len(labels))
+    return carry._replace(watched_AW=watched.joined())
 
 
 def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> TaskOpened:
@@ -132,12 +167,11 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
 
 
 def _epoch_ended(
-    setup: Setup, data: TaskData, agents: Agents, live: LiveEpoch, losses_SA: Tensor, began: float
+    setup: Setup, data: TaskData, agents: Agents, live: LiveEpoch, losses_SA: Tensor, lr: float, began: float
 ) -> EpochEnded:
     """Losses are read once an epoch; one that is not finite ends the run."""
     losses_SA = setup.exchange.gather(losses_SA.mT).mT.cpu()
     steps = data.steps(setup.train.batch_size)
-    lr = setup.train.lr_at(live.epoch)
     not_finite = (~losses_SA.isfinite()).nonzero()
     if len(not_finite):
         at, row = not_finite[0].tolist()
@@ -179,7 +213,7 @@ def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
         for data, kept in zip(setup.tasks, state.kept, strict=False):
             with norms.normalising(setup.module, kept.statistics):
                 parameters = kept.model(setup.roles.layers, state.parameters)
-                scores.append(accuracy(setup.module, parameters, *data.held_out(), setup.train.test_batch_size))
+                scores.append(accuracy(setup.module, parameters, *data.test_images(), setup.train.test_batch_size))
     return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began, state=state)
 
 

@@ -1,7 +1,7 @@
 """What a run needs and what it holds: the state between tasks, the position inside one.
 
 Shapes: A agents of this process, D coordinates of an agent, V numbers of its velocity, M of what messages
-remember, E of all three.
+remember, W of what a schedule that watches the loss remembers, E of all four.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from codecl.space.layout import Parameters
 from codecl.space.roles import ParameterRoles
 from codecl.train.config import TrainConfig
 from codecl.train.execution import Execution
+from codecl.train.plateau import RULE
 
 
 class State(NamedTuple):
@@ -39,15 +40,17 @@ class Carry(NamedTuple):
     coords_AD: Tensor
     velocity_AV: Tensor  # as wide as the coordinates where there is momentum, else empty
     memory_AM: Tensor  # of messages
+    watched_AW: Tensor  # of the schedule, where it watches the loss, else empty
 
     def joined(self) -> Tensor:
         return torch.cat(self, 1)
 
     @classmethod
-    def split(cls, carry_AE: Tensor, size: int, momentum: float) -> "Carry":
-        velocity = size if momentum else 0
-        coords_AD, velocity_AV, memory_AM = carry_AE.split([size, velocity, carry_AE.shape[1] - size - velocity], 1)
-        return cls(coords_AD, velocity_AV, memory_AM)
+    def split(cls, carry_AE: Tensor, size: int, config: TrainConfig) -> "Carry":
+        velocity = size if config.momentum else 0
+        watched = size + RULE if config.schedule == "plateau" else 0
+        memory = carry_AE.shape[1] - size - velocity - watched
+        return cls(*carry_AE.split([size, velocity, memory, watched], 1))
 
 
 class TaskPosition(NamedTuple):

@@ -32,22 +32,22 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         return beta * before_AV + grad_AD if beta else grad_AD
 
     def combine_then_adapt(carry: Carry, indices_ABK: Tensor, lr: LR) -> tuple[Carry, Tensor]:
-        coords_AD, before_AV, memory_AM = carry
+        coords_AD, before_AV, memory_AM, watched_AW = carry
         pending = sending.start(exchange, coords_AD, memory_AM, "train")  # they travel while the gradient is computed
         loss_A, grad_AD = gradient(coords_AD, indices_ABK)
         velocity_AD = velocity(before_AV, grad_AD)
         mixed_AD, memory_AM = pending.wait()
         new_AD = method.step(constants, mixed_AD, coords_AD, velocity_AD, lr)
         memory_AM = sending.moved(memory_AM, mixed_AD, new_AD)
-        return Carry(new_AD, velocity_AD if beta else before_AV, memory_AM), loss_A
+        return Carry(new_AD, velocity_AD if beta else before_AV, memory_AM, watched_AW), loss_A
 
     def adapt_then_combine(carry: Carry, indices_ABK: Tensor, lr: LR) -> tuple[Carry, Tensor]:
-        coords_AD, before_AV, memory_AM = carry
+        coords_AD, before_AV, memory_AM, watched_AW = carry
         loss_A, grad_AD = gradient(coords_AD, indices_ABK)
         velocity_AD = velocity(before_AV, grad_AD)
         half_AD = method.step(constants, coords_AD, coords_AD, velocity_AD, lr)
         memory_AM = sending.moved(memory_AM, coords_AD, half_AD)
         mixed_AD, memory_AM = sending.start(exchange, half_AD, memory_AM, "train").wait()
-        return Carry(mixed_AD, velocity_AD if beta else before_AV, memory_AM), loss_A
+        return Carry(mixed_AD, velocity_AD if beta else before_AV, memory_AM, watched_AW), loss_A
 
     return combine_then_adapt if setup.train.order == "paper" else adapt_then_combine
