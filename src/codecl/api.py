@@ -10,6 +10,7 @@ import networkx as nx
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from codecl.data import verdicts
 from codecl.data.task import Task, tensors
 from codecl.errors import ConfigError
 from codecl.exchange import digest
@@ -218,13 +219,14 @@ def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks:
             return autotune.choose(setup, state)
 
     choice = autotune.Choice(*ranks.broadcast(choose))
-    if not writer.events:
+    if ranks.is_main and not writer.events:
         started = writer.labels.started(
             edges=setup.topology.edges,
             contraction=setup.topology.contraction,
             digest=config.digest(),
             exchange=ranks.name,
             ranks=ranks.size,
+            data_sets=verdicts.of_stream(config.data),
             **choice._asdict(),
         )
         writer.event(started)

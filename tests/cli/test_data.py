@@ -125,21 +125,33 @@ def real(*parts):
     return path
 
 
-@pytest.mark.parametrize("name", ["mnist", "notmnist"])
-def test_the_real_images_are_ok(name, data, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [("mnist", "ok", "images and labels are the original's"), ("notmnist", "near", "not the original: the small notM")],
+)
+def test_what_is_said_of_the_real_images(name, status, says, data, tmp_path):
     path = real(name, *(["notmnist.npz"] if name == "notmnist" else []))
     done = data("add", name, path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("(ok)\n")
-    assert re.match(rf"{name}: ok: images and labels are ", data("verify", name).stdout)
-    assert "there already, ok: " in data("fetch", name).stdout
+    assert done.stdout.endswith(f"({status})\n")
+    assert (f"codecl: {name}: {says}" in done.stderr) == (status == "near")
+    verified = data("verify", name)
+    assert verified.returncode == 0
+    assert verified.stdout.startswith(f"{name}: {status}: {says}")
+    assert f"there already, {status}: {says}" in data("fetch", name).stdout
     file = tmp_path / "data" / f"{name}.safetensors"
     spoilt = bytearray(file.read_bytes())
     spoilt[-1_000_000 if name == "mnist" else -100_000] ^= 1  # one pixel
     file.write_bytes(spoilt)
     done = data("verify", name)
     assert done.returncode == (3 if name == "mnist" else 0)
-    assert "not the original's" in done.stdout or "not that of the known copy" in done.stdout
+    assert ("not the original's" if name == "mnist" else "has nothing to be compared with") in done.stdout
+
+
+@pytest.mark.parametrize(("name", "status"), [("mnist", "ok"), ("notmnist", "near")])
+def test_what_is_said_of_unpacked_images(name, status, data, tmp_path):
+    subprocess.run([sys.executable, str(real("unpack.py")), str(tmp_path / "data"), name], check=True)
+    assert data("verify", name).stdout.startswith(f"{name}: {status}: ")
 
 
 @pytest.mark.slow
@@ -155,6 +167,7 @@ def test_the_page_on_data_names_what_there_is(cli, tmp_path):
         assert (
             f"| `{entry.name}` | {shape_text(entry.shape)} | {entry.classes} | {counts_text(entry.counts[0])} |" in page
         )
+        assert all(f"| `{entry.name}` | {words} |" in page for words in entry.near_copies.values())
     commands = set(re.findall(r"^\$ codecl data (\w+)", page, re.M))
     assert commands == {"list", "fetch", "add", "verify"}
     shown = "".join(cli("data", command, "--help", cwd=tmp_path).stdout for command in commands)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codecl.data.catalogue import CATALOGUE, Entry
+from codecl.data.catalogue import CATALOGUE, Entry, Verdict
 from codecl.data.store import PARTS, ImageSet
 from codecl.data.verify import content_digest, judge
 from tests.data.canonical import arrays
@@ -74,6 +74,25 @@ def test_ok_fits_own_and_wrong(made):
     assert judge(made, entry(made, counts=((1, 1), (40, 20)))).status == "ok"
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@given(random=st.randoms(use_true_random=False), place=st.integers(0, 40 * 28 * 28 - 1))
+def test_a_near_copy_is_near_in_any_order_and_nothing_else_is(exact, random, place):
+    made, original = arrays("mnist", 40, 20), arrays("mnist", 40, 20, seed=1)
+    known = entry(original, exact=exact, near_copies={content_digest(made): "compressed"})
+    order = random.sample(range(40), 40)
+    mixed = replace(made, train_images=made.train_images[order], train_labels=made.train_labels[order])
+    assert judge(mixed, known) == Verdict("near", "not the original: compressed")
+    assert judge(original, known).status == "ok"
+    changed = made.train_images.copy()
+    changed.reshape(-1)[place] ^= 1
+    assert judge(replace(made, train_images=changed), known).status == ("wrong" if exact else "fits")
+
+
+def test_a_near_copy_has_the_published_counts_too(made):
+    known = entry(made, counts=((50, 20),), near_copies={content_digest(made): "compressed"})
+    assert judge(made, known) == Verdict("wrong", "40 + 20 images, should be 50 + 20")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -84,7 +103,7 @@ def test_ok_fits_own_and_wrong(made):
     ],
 )
 def test_what_differs_from_the_published(made, changes, says):
-    assert judge(made, entry(made, **changes)) == ("wrong", says)
+    assert judge(made, entry(made, **changes)) == Verdict("wrong", says)
 
 
 def test_what_no_data_set_may_have(made):
@@ -100,7 +119,7 @@ def test_what_no_data_set_may_have(made):
     assert "train_labels go down to -1" in wrong(train_labels=made.train_labels - 1)
     assert "test images 1×27×28" in wrong(test_images=made.test_images[:, :, 1:])
     few = replace(made, test_labels=np.where(made.test_labels == 3, 4, made.test_labels))
-    assert judge(few, None) == ("wrong", "class 3 has no test images")
+    assert judge(few, None) == Verdict("wrong", "class 3 has no test images")
     assert judge(replace(made, train_labels=made.train_labels + 10**15), None).status == "wrong"
 
 
@@ -110,5 +129,7 @@ def test_the_catalogue_is_whole():
         assert entry.files or entry.by_hand
         assert all(len(file.md5 or "0" * 32) == 32 for file in entry.files)
         assert all(url.endswith("/" + file.name) for file in entry.files for url in file.urls)
-        assert all(len(digest) == 64 for digest in entry.digests)
+        assert all(len(digest) == 64 for digest in (*entry.digests, *entry.near_copies))
+        assert not set(entry.digests) & set(entry.near_copies)
+        assert all(0 < len(words) <= 100 and words.isprintable() for words in entry.near_copies.values())
         assert entry.digests or not entry.exact

@@ -13,6 +13,7 @@ from codecl.cli.common import console_for
 from codecl.cli.run import RunOptions, run_all
 from codecl.data import add as adding
 from codecl.data import store, streams
+from codecl.data.catalogue import Verdict
 from codecl.data.readers import ImportOptions
 from codecl.data.streams import STREAMS
 from codecl.errors import ConfigError, DataError
@@ -99,7 +100,7 @@ def test_a_known_name_is_checked_before_anything_is_written(folder, tmp_path):
         adding.add("cifar10", path, ImportOptions())
     assert not folder.exists()
     kept = adding.add("cifar10", path, ImportOptions(), as_it_is=True)
-    assert kept.verdict == ("wrong", "20 + 10 images, should be 50,000 + 10,000")
+    assert kept.verdict == Verdict("wrong", "20 + 10 images, should be 50,000 + 10,000")
 
 
 def test_what_is_not_sound_is_not_kept_at_all(folder, tmp_path):

@@ -141,7 +141,8 @@ def _show_added(name: str, added: "Added") -> None:
 
     images, verdict = added.images, added.verdict
     as_it_is = verdict.status == "wrong"
-    notes = (*images.notes, *([f"kept as it is, though {verdict.reason}"] if as_it_is else []))
+    said = {"wrong": f"kept as it is, though {verdict.reason}", "near": verdict.reason}.get(verdict.status)
+    notes = (*images.notes, *([said] if said else []))
     for note in notes:
         print(f"codecl: {name}: {note}", file=sys.stderr)
     counts = counts_text((len(images.train_labels), len(images.test_labels)))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codecl.data import readers, store
-from codecl.data.catalogue import CATALOGUE, Entry, File
-from codecl.data.verify import Verdict, content_digest, judge
+from codecl.data.catalogue import CATALOGUE, Entry, File, Verdict
+from codecl.data.verify import content_digest, judge
 from codecl.errors import ConfigError, DataError
 
 CHUNK = 1 << 16

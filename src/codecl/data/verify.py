@@ -1,20 +1,12 @@
 """Is a data set what it should be: counts, shapes, labels, a class without images, and the content digest."""
 
 import hashlib
-from typing import Literal, NamedTuple
 
 import numpy as np
 
-from codecl.data.catalogue import CATALOGUE, Entry
+from codecl.data.catalogue import CATALOGUE, Entry, Verdict
 from codecl.data.store import ImageSet, path_of, read_file
 from codecl.errors import DataError
-
-
-class Verdict(NamedTuple):
-    """`ok`: the images are the original's. `fits`: nothing speaks against it. `own`: sound, nothing to compare with."""
-
-    status: Literal["ok", "fits", "own", "wrong"]
-    reason: str
 
 
 def content_digest(images: ImageSet) -> str:
@@ -40,6 +32,8 @@ def judge(images: ImageSet, entry: Entry | None) -> Verdict:
     if digest in entry.digests:
         whose = "the original's" if entry.exact else "those of the known copy"
         return Verdict("ok", f"images and labels are {whose} (content digest {digest[:16]}…)")
+    if digest in entry.near_copies:
+        return Verdict("near", f"not the original: {entry.near_copies[digest]}")
     if entry.exact:
         return Verdict("wrong", f"counts and shapes fit, but images or labels are not the original's ({digest[:16]}…)")
     beside = "is not that of the known copy" if entry.digests else "has nothing to be compared with"

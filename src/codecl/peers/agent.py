@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from codecl.data import verdicts
 from codecl.errors import DataError
 from codecl.exchange import digest
 from codecl.peers import certificates
@@ -150,6 +151,7 @@ class PeerRun:
             digest=self.writer.config.digest(),
             execution=self.setup.execution,
             fleet=self.member.fleet.name,
+            data_sets=verdicts.of_stream(self.writer.config.data),
         )
         self.writer.event(started)
         try:

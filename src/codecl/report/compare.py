@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import Score, finished, kept_percent, ms_per_step
+from codecl.report.configurations import Score, finished, kept_percent, ms_per_step, not_original
 from codecl.report.formats import UNKNOWN, Column, Sheet, spread_of_bytes, with_spread
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
@@ -193,7 +193,10 @@ def about(comparison: Comparison) -> list[str]:
             f"A finished {a.tasks} tasks, B {b.tasks}: scores and bytes over all tasks are left out, the"
             f" first {min(a.tasks, b.tasks)} are compared"
         )
-    return lines
+    others = [not_original(side.runs.values()) for side in (a, b)]
+    if others[0] == others[1]:
+        return lines + others[0]
+    return lines + [f"{name}: {line}" for name, of_side in zip("AB", others, strict=True) for line in of_side]
 
 
 def _named(side: Side) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,6 +138,11 @@ def ms_per_step(run: Metrics) -> float | None:
 
 def kept_percent(run: Metrics) -> float | None:
     return run.kept_percent
+
+
+def not_original(runs: Iterable[Metrics]) -> list[str]:
+    """A line for each data set of these runs that is known to be another than the published one."""
+    return list(dict.fromkeys(f"{name}: {how}" for run in runs for name, how in run.not_original.items()))
 
 
 def group(runs: Sequence[Run]) -> list[Configuration]:

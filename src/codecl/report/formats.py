@@ -41,7 +41,7 @@ class Sheet(NamedTuple):
 
     title: str
     columns: Sequence[Column]
-    note: str
+    note: str  # a paragraph a line
     records: Sequence[Mapping[str, Any]]
 
     def lines(self) -> Iterable[tuple[str, ...]]:
@@ -80,7 +80,7 @@ def show(sheet: Sheet, console: Console, uncut: bool = False) -> None:
     console.print([*fitting, ways[-1]][0])
     console.width = room
     if sheet.note:
-        console.print(sheet.note, style="dim", highlight=False)
+        console.print(sheet.note, style="dim", highlight=False, markup=False)
 
 
 def markdown(sheet: Sheet) -> str:
@@ -88,7 +88,8 @@ def markdown(sheet: Sheet) -> str:
     titles = [column.title for column in sheet.columns]
     rules = ["---" if column.words else "---:" for column in sheet.columns]
     lines = [" | ".join(cell.replace("|", r"\|") for cell in cells) for cells in (titles, rules, *sheet.lines())]
-    return "\n".join([*(f"| {line} |" for line in lines), *(["", sheet.note] if sheet.note else [])]) + "\n"
+    paragraphs = [text for line in sheet.note.splitlines() for text in ("", line)]
+    return "\n".join([*(f"| {line} |" for line in lines), *paragraphs]) + "\n"
 
 
 ESCAPES = str.maketrans(
@@ -113,8 +114,8 @@ def latex(sheet: Sheet) -> str:
         "\\bottomrule",
         "\\end{tabular}",
     ]
-    if sheet.note:
-        lines.append(f"\\par\\smallskip{{\\footnotesize {sheet.note.translate(ESCAPES)}}}")
+    paragraphs = sheet.note.translate(ESCAPES).splitlines()
+    lines += [f"\\par\\smallskip{{\\footnotesize {paragraph}}}" for paragraph in paragraphs]
     return "\n".join(lines) + "\n"
 
 

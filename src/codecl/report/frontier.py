@@ -7,7 +7,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import NOT_SAID, Configuration, as_set, changed, command, group, kept_percent
+from codecl.report.configurations import (
+    NOT_SAID,
+    Configuration,
+    as_set,
+    changed,
+    command,
+    group,
+    kept_percent,
+    not_original,
+)
 from codecl.report.figures import Points, Series
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.report.tables import benchmark, kept_column
@@ -130,7 +139,8 @@ def sheet(rows: Sequence[Choice], commands: bool = False) -> Sheet:
         columns.append(Column("status", statuses, words=True))
     if commands:
         columns.append(Column("command", [command(one) or UNKNOWN for one in configurations], words=True))
-    return Sheet("trade-off", columns, NOTE, [_record(row) for row in rows])
+    lines = [NOTE, *not_original(run.metrics for one in configurations for run in one.runs)]
+    return Sheet("trade-off", columns, "\n".join(lines), [_record(row) for row in rows])
 
 
 def _record(row: Choice) -> dict[str, Any]:
@@ -149,6 +159,7 @@ def _record(row: Choice) -> dict[str, Any]:
         "sent_bytes": _sent(one),
         "kept_percent": one.score(kept_percent).mean,
         "best": row.best,
+        "not_original": "; ".join(not_original(run.metrics for run in one.runs)),
         "command": command(one),
     }
 

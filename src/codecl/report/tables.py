@@ -14,7 +14,7 @@ from rich.table import Table
 
 from codecl.errors import ConfigError
 from codecl.report import formats
-from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, shortened
+from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, not_original, shortened
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.runs.config import preset
 from codecl.runs.reader import Run
@@ -40,7 +40,8 @@ def results(runs: Sequence[Run], paper: bool = False) -> Sheet:
     statuses = [row.metrics.status for row in rows]
     if {*statuses} != {"complete"}:
         columns.append(Column("status", statuses, words=True))
-    return Sheet("results", columns, NOTE if paper else "", [_record(row, paper) for row in rows])
+    lines = [*([NOTE] if paper else []), *not_original(run.metrics for run in runs)]
+    return Sheet("results", columns, "\n".join(lines), [_record(row, paper) for row in rows])
 
 
 def _names(rows: Sequence[Configuration], paper: bool) -> list[Column]:
@@ -117,6 +118,7 @@ def _record(row: Configuration, paper: bool) -> dict[str, Any]:
         "kept_percent": row.score(kept_percent).mean,
         "ms_per_iteration": row.score(ms_per_step).mean,
         **(_paper_record(row) if paper else {}),
+        "not_original": "; ".join(not_original(run.metrics for run in row.runs)),
     }
 
 

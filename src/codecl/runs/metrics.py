@@ -46,7 +46,7 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
     epochs, opened = of_type(events, EpochEnded), last_of_task(of_type(events, TaskOpened))
     ends = last_of_task(epochs)
     scores = rows(events)
-    links = of_type(events, LinksClosed)[-1:]
+    started, links = of_type(events, RunStarted)[-1:], of_type(events, LinksClosed)[-1:]
     seconds = sum(epoch.seconds for epoch in epochs)
     iterations = sum(epoch.step for epoch in ends)
     return Metrics(
@@ -72,6 +72,7 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
         disagreement_by_task=[epoch.disagreement for epoch in ends] if links else None,
         missed=links[0].missed if links else None,
         links=links[0].links if links else None,
+        data_sets=started[0].data_sets if started else None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codecl.data import store, streams
+from codecl.data import store, streams, verdicts
 from codecl.errors import ConfigError, DataError
 from codecl.exchange import Exchange
 from codecl.exchange.cluster.ranks import Ranks
@@ -129,9 +129,10 @@ def extend(old: Path, new: Path, config: RunConfig, setup: Setup) -> None:
 
 
 def _amended(event: Recorded, config: RunConfig, tasks: int, heads: int) -> Recorded:
-    """What a run with all tasks would have recorded: their number, and their heads in the authors' accounting."""
+    """What a run with all tasks would have recorded: their number and data sets, their heads in the authors' count."""
     if isinstance(event, RunStarted):
-        return event.model_copy(update={"tasks": tasks, "digest": config.digest()})
+        data_sets = verdicts.of_stream(config.data)
+        return event.model_copy(update={"tasks": tasks, "digest": config.digest(), "data_sets": data_sets})
     if isinstance(event, TaskOpened):
         return event.model_copy(update={"reference_extra": event.reference_extra + heads})
     return event

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from codecl.data.catalogue import Verdict
 from codecl.train.events import LinkBytes, RunStarted, Status
 
 SCHEMA = 2
@@ -87,6 +88,7 @@ class Metrics(Labels):
     missed: int | None = None  # messages of neighbours
     links: Mapping[str, LinkBytes] | None = None
     recorded_agents: int | None = None  # of a fleet: whose records were read
+    data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
 
     @property
     def kept_share(self) -> float | None:
@@ -96,6 +98,12 @@ class Metrics(Labels):
     @property
     def kept_percent(self) -> float | None:
         return None if self.kept_share is None else 100 * self.kept_share
+
+    @property
+    def not_original(self) -> dict[str, str]:
+        """The data sets of the catalogue that are known to be others than the published ones, and how they differ."""
+        others = {name: data for name, data in (self.data_sets or {}).items() if data.status in ("near", "wrong")}
+        return {name: data.reason for name, data in others.items()}
 
     def dump(self) -> dict[str, Any]:
         """As `metrics.json` has it: schema and status first; what does not apply is left out."""

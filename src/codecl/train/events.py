@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from codecl.data.catalogue import Verdict
+
 Status = Literal["complete", "degraded", "partial"]
 Live = Field(None, exclude=True, repr=False)
 
@@ -68,6 +70,7 @@ class RunStarted(Event):
     ranks: int = 1
     agent: int | None = None  # of a peer
     fleet: str | None = None
+    data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
 
 
 class TaskOpened(InTask):
