@@ -78,14 +78,27 @@ def test_every_command_in_the_readme_works_in_order(tmp_path):
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert README.count("\n") < 100
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+    for folder, page in ((ROOT, README), (ROOT / "benchmarks", (ROOT / "benchmarks" / "README.md").read_text())):
+        for target in re.findall(r"\]\(([^)]+)\)", page):
+            assert (folder / target).exists(), target
+
+
+def test_every_number_that_the_readme_claims_is_in_the_table_of_claims():
+    claims = (ROOT / "benchmarks" / "README.md").read_text()
+    numbers = re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", README.partition("## The paper's numbers")[2])
+    ours = [number for number in numbers if number not in ("57.83 ± 0.25", "53.63 ± 0.25", "48.16 ± 0.33")]
+    assert len(ours) >= 11
+    for number in [*ours, "0.59 ms", "45 times"]:
+        assert number in claims, number
 
 
 def test_results_in_documents_are_those_of_the_recorded_runs():
     runs = finished([ROOT / "benchmarks" / "split-cifar100"])
     page = (ROOT / "benchmarks" / "split-cifar100.md").read_text()
     assert PLAIN["markdown"](results(runs, paper=True)).strip() in page
+    mini = finished([ROOT / "benchmarks" / "split-miniimagenet"])
+    page = (ROOT / "benchmarks" / "split-miniimagenet.md").read_text()
+    assert PLAIN["markdown"](results(mini, paper=True)).strip() in page
     own = finished([ROOT / "benchmarks" / "own-directions" / "test"])
     page = (ROOT / "benchmarks" / "own-directions.md").read_text()
     assert PLAIN["markdown"](results(own, paper=True)).strip() in page
