@@ -14,7 +14,7 @@ from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
 from codecl.runs.config import grid as configs
 from codecl.runs.config import setting
-from tests.launching import ENTRY, on_a_terminal, running, wait_for
+from tests.launching import ENTRY, environment, on_a_terminal, running, wait_for
 from tests.problems import write_metrics
 
 TINY = ("--set", "train.epochs=1", "--set", "train.batch_size=50")
@@ -35,6 +35,21 @@ HEAVY = {"torch", "scipy", "pooch", "PIL", "numpy", "matplotlib", "tensorboard"}
 def test_what_starts_at_once_imports_nothing_heavy(modules):
     code = f"import sys, {modules}; print({HEAVY} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_waiting_threads_sleep_unless_told_otherwise(given, expected, tmp_path):
+    """PyTorch reads it when it is loaded, so the command says it before."""
+    code = (
+        "import os, sys, codecl.cli as c\nsys.argv = ['codecl', '--version']\ntry: c.main()\nexcept SystemExit: pass\n"
+    )
+    code += "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    env = {name: value for name, value in environment().items() if name != "OMP_WAIT_POLICY"}
+    env |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == f"{expected} False"
 
 
 def test_help(cli, tmp_path):

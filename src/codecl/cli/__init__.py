@@ -35,6 +35,7 @@ def main() -> None:
     """The entry point: a user's mistake is one line and an exit code, never a traceback."""
     if "WORLD_SIZE" in os.environ:  # of a broken connection we say what is worth saying
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait do not keep other processes from working
     warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
     try:
         code = app(standalone_mode=False)
