@@ -181,6 +181,15 @@ def test_threshold_one_takes_exactly_the_directions_that_occur():
     assert charts.grow(free, *charts.moment(inputs, free), 1.0).shape[1] == 33
 
 
+@given(st.integers(1, 40), st.data(), st.integers(0, 99))
+def test_a_rounded_basis_becomes_the_nearest_orthonormal_one(n, data, seed):
+    rounded = orthonormal(n, data.draw(st.integers(0, n)), seed).float()
+    exact = charts.orthonormal(rounded)
+    u, _, v = torch.linalg.svd(rounded.double(), full_matrices=False)
+    torch.testing.assert_close(exact, u @ v, rtol=0, atol=1e-13)
+    torch.testing.assert_close(exact.mT @ exact, torch.eye(exact.shape[1], dtype=torch.float64), rtol=0, atol=1e-13)
+
+
 def test_orthogonality_does_not_decay_over_a_hundred_growths_in_float32():
     """Each growth starts from the flooded float32 basis, made orthonormal again in float64."""
     free = torch.eye(220)

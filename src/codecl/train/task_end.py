@@ -20,6 +20,8 @@ from codecl.train.agents import Agents
 from codecl.train.events import Agreed, Event, Flooded, Grown
 from codecl.train.state import Carry, Setup, State
 
+LARGE = 64  # images of a batch by which statistics of norms are measured, at least
+
 
 def close_task(
     setup: Setup, state: State, data: TaskData, agents: Agents, carry: Carry, agreed: bool
@@ -68,7 +70,8 @@ def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chos
     if setup.train.norm_statistics == "batch":
         return {}
     rows = (agents.layout.parameters(row) for row in coords_AD)
-    return agreed_statistics(setup.module, rows, data, setup.exchange, chosen, setup.train.test_batch_size)
+    batch_size = max(setup.train.test_batch_size, LARGE)  # its first pass normalises by the batch: small ones are noisy
+    return agreed_statistics(setup.module, rows, data, setup.exchange, chosen, batch_size)
 
 
 def _payload(setup: Setup, state: State, parameters: Parameters, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
