@@ -15,7 +15,7 @@ from torch.nn import functional
 
 TINY = 1e-30  # a squared norm below it is none
 SLACK = 1e-12  # of the energy: what float64 may get wrong when a tail is compared with the budget
-TURNS = 3  # to an orthonormal basis
+TURNS = 2  # to an orthonormal basis
 
 
 class Chart(NamedTuple):
@@ -134,7 +134,7 @@ def factored_pays(rows: int, outputs: int, inputs: int, free: int, least: int = 
 def orthonormal(free_NF: Tensor) -> Tensor:
     """The orthonormal basis nearest to this one, in float64 (polar factor): undoes the rounding of a flooded basis.
 
-    Newton and Schulz: what is left of an error e after each turn is about e², and a rounded basis starts at 1e-6."""
+    Newton and Schulz: an error e is about e² after a turn, and that of a rounded basis is 1e-6."""
     free = free_NF.double()
     one_and_half = 1.5 * torch.eye(free.shape[1], dtype=free.dtype, device=free.device)
     for _ in range(TURNS):
