@@ -15,6 +15,11 @@ NO_LAUNCHER = "codecl: exchange: cluster needs a launcher that sets RANK, WORLD_
         ("run quikstart", 2, "preset: 'quikstart' is unknown, did you mean 'quickstart'"),
         ("run --method codek", 2, "method: 'codek' is unknown, did you mean 'codec'"),
         ("run --topology moebius", 2, "topology: 'moebius' is unknown"),
+        (
+            "run --topology links.txt",
+            2,
+            "topology: there is no file 'links.txt'; an edge list has a line",
+        ),
         ("run --agents three", 2, "--agents: 'three' is not a whole number"),
         ("run --agents 3000", 2, "agents: 3000 is more than the 2000 training images of task 'digits'"),
         ("run --agents 0", 2, "agents: 0 is not allowed"),

@@ -261,7 +261,14 @@ def read_edges(path: Path) -> tuple[tuple[int, int], ...]:
 def with_edges(config: TopologyConfig) -> TopologyConfig:
     """A name that is an edge-list file is replaced by the file's edges: the config says it all."""
     path = Path(config.name)
-    if config.edges is not None or config.name in TOPOLOGIES or ":" in config.name or not path.is_file():
+    if config.edges is not None or config.name in TOPOLOGIES or ":" in config.name:
+        return config
+    if not path.is_file():
+        if path.suffix or path.name != config.name:
+            raise ConfigError(
+                f"topology: there is no file {config.name!r}; an edge list has a line `a b` for each link, and graphs"
+                f" by name are {', '.join(TOPOLOGIES)}"
+            )
         return config
     name = path.name if path.stem in TOPOLOGIES else path.stem
     return config.model_copy(update={"name": name, "edges": read_edges(path)})
