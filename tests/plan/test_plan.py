@@ -190,7 +190,10 @@ def test_a_run_of_every_preset_records_what_was_planned(tmp_path, preset, topolo
     check_run(config_of(*FEW, preset=preset, topology=topology), tmp_path)
 
 
-@pytest.mark.parametrize(("preset", "topology"), list(zip(OTHERS, itertools.cycle(FIVE), strict=False)))
+SOME = [preset for preset in OTHERS if not preset.endswith("-authors")]  # those send as their bases do
+
+
+@pytest.mark.parametrize(("preset", "topology"), list(zip(SOME, itertools.cycle(FIVE), strict=False)))
 @pytest.mark.usefixtures("made_data")
 def test_the_first_task_of_every_preset_sends_what_was_planned(preset, topology):
     config = config_of(*FEW, preset=preset, topology=topology)
