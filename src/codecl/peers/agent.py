@@ -25,7 +25,8 @@ from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter, labels_of
 from codecl.runs.writer import folder_of as run_folder_of
 from codecl.train import events
-from codecl.train.loop import at_rest, evaluate, train
+from codecl.train.loop import at_rest, train
+from codecl.train.scoring import evaluate
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 from codecl.train.task_start import chooses, task_layout

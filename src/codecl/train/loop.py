@@ -6,31 +6,24 @@ images of a batch, K numbers that pick an image.
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional
+from torch import Tensor
 
-from codecl.data.task import TaskData, in_batches
+from codecl.data.task import TaskData
 from codecl.errors import RunFailed
-from codecl.space import norms
 from codecl.space.directions import FREE, OWN, counts
-from codecl.space.layout import Parameters
-from codecl.space.tracing import evaluating
-from codecl.train import plateau
+from codecl.train import plateau, scoring
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
-from codecl.train.events import EpochEnded, Evaluated, Event, Stepped, TaskOpened
+from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
 from codecl.train.plateau import Watched
 from codecl.train.state import Carry, Setup, State, TaskPosition
 from codecl.train.step import make_step
 from codecl.train.task_end import close_task
 from codecl.train.task_start import body_size, choose_directions, chooses, kept_size, task_layout
-
-TOGETHER = 1024  # test images in one go, where a GPU looks at many batches at once
 
 
 def train(setup: Setup, state: State, position: TaskPosition | None = None) -> Iterator[Event]:
@@ -45,7 +38,7 @@ def train(setup: Setup, state: State, position: TaskPosition | None = None) -> I
         carry = yield from _train_task(setup, state, data, agents, start)
         setup = setup._replace(execution=agents.execution)
         state = yield from close_task(setup, state, data, agents, carry, agreed=start.agreed)
-        yield evaluate(setup, state, data.index)
+        yield scoring.evaluate(setup, state, data.index)
         position = None
 
 
@@ -127,14 +120,9 @@ def _lr(setup: Setup, carry: Carry, epoch: int) -> float | None:
 
 def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
     """The schedule looks at the loss of the one agent on the images that it holds out."""
-    parameters = agents.layout.parameters(carry.coords_AD[0])
-    total, batch_size = 0.0, setup.train.test_batch_size
-    images, labels = data.held_out(setup.exchange.agents[0])
-    with evaluating(setup.module), torch.no_grad():
-        for images_B, labels_B in zip(in_batches(images, batch_size), in_batches(labels, batch_size), strict=True):
-            out = functional_call(setup.module, parameters, (images_B,))
-            total += float(functional.cross_entropy(out, labels_B, reduction="sum"))
-    watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, total / len(labels))
+    parameters, held_out = agents.layout.parameters(carry.coords_AD[0]), data.held_out(setup.exchange.agents[0])
+    loss = scoring.loss(setup.module, parameters, *held_out, setup.train.test_batch_size)
+    watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, loss)
     return carry._replace(watched_AW=watched.joined())
 
 
@@ -203,45 +191,3 @@ def _epoch_ended(
         live=live,
         **setup.exchange.traffic.take("train"),
     )
-
-
-def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
-    """Accuracy of the flooded model on every task so far."""
-    began = time.perf_counter()
-    scores = []
-    with evaluating(setup.module):
-        for data, kept in zip(setup.tasks, state.kept, strict=False):
-            with norms.normalising(setup.module, kept.statistics):
-                parameters = kept.model(setup.roles.layers, state.parameters)
-                scores.append(accuracy(setup.module, parameters, *data.test_images(), setup.train.test_batch_size))
-    return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began, state=state)
-
-
-@torch.no_grad()
-def accuracy(module: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor, batch_size: int) -> float:
-    """Percent of `images` that the module with these parameters classifies right, batch by batch."""
-
-    def predicted(images_B: Tensor) -> Tensor:
-        return functional_call(module, dict(parameters), (images_B,)).argmax(-1)
-
-    batches = in_batches(images, batch_size)
-    together = _predicted_together(predicted, batches) if images.is_cuda else []
-    found = torch.cat([*together, *map(predicted, batches[len(together) :])])
-    return 100 * (found == labels).sum().item() / len(labels)
-
-
-def _predicted_together(predicted: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> list[Tensor]:
-    """What `predicted` gives for the batches of one size in front, many in one go: a GPU has little to do in a small
-    one. Nothing where the model cannot be stacked."""
-    size = len(batches[0])
-    equal = [batch for batch in batches if len(batch) == size]
-    many = max(1, TOGETHER // size)
-    found: list[Tensor] = []
-    try:
-        for start in range(0, len(equal), many):
-            found += torch.vmap(predicted)(torch.stack(equal[start : start + many])).unbind()
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        return []
-    return found
