@@ -96,9 +96,9 @@ def test_results_in_documents_are_those_of_the_recorded_runs():
     runs = finished([ROOT / "benchmarks" / "split-cifar100"])
     page = (ROOT / "benchmarks" / "split-cifar100.md").read_text()
     assert PLAIN["markdown"](results(runs, paper=True)).strip() in page
-    mini = finished([ROOT / "benchmarks" / "split-miniimagenet"])
-    page = (ROOT / "benchmarks" / "split-miniimagenet.md").read_text()
-    assert PLAIN["markdown"](results(mini, paper=True)).strip() in page
+    for name in ("split-miniimagenet", "five-datasets"):
+        page = (ROOT / "benchmarks" / f"{name}.md").read_text()
+        assert PLAIN["markdown"](results(finished([ROOT / "benchmarks" / name]), paper=True)).strip() in page
     own = finished([ROOT / "benchmarks" / "own-directions" / "test"])
     page = (ROOT / "benchmarks" / "own-directions.md").read_text()
     assert PLAIN["markdown"](results(own, paper=True)).strip() in page

@@ -6,6 +6,7 @@ import math
 import shutil
 
 import pytest
+import yaml
 
 from codecl.errors import DataError
 from codecl.report.configurations import common_tasks, gather, group
@@ -161,6 +162,22 @@ def named(*paths):
 
 def test_seeds_belong_together(recorded):
     assert named(recorded) == {"codec · ring 4": [1, 2], "dpsgd · ring 4": [1, 2]}
+
+
+def test_seeds_belong_together_though_an_older_version_called_the_folder_otherwise(copied):
+    folder = recorded_run(copied)
+    older = copied / "quickstart-codec-ring4-0ld3r" / "seed-1"
+    older.parent.mkdir()
+    folder.rename(older)
+    config = yaml.safe_load((older / "config.yaml").read_text())
+    del config["own"], config["checkpoint"]
+    (older / "config.yaml").write_text(yaml.safe_dump(config))
+    assert {name: sorted(seeds) for name, seeds in named(copied).items()} == {
+        "codec · ring 4": [1, 2],
+        "dpsgd · ring 4": [1, 2],
+    }
+    shutil.copytree(older, folder)
+    assert sorted(map(sorted, named(copied).values())) == [[1], [1, 2], [1, 2]]
 
 
 def test_how_runs_ended_is_said_and_never_mixed(copied):

@@ -146,10 +146,17 @@ def not_original(runs: Iterable[Metrics]) -> list[str]:
 
 
 def group(runs: Sequence[Run]) -> list[Configuration]:
-    """The configurations of some runs, in the order of their first runs."""
-    groups: dict[tuple[Path, str, str | None], list[Run]] = {}
+    """The configurations of some runs, in the order of their first runs.
+
+    Runs beside each other whose configs differ in the seed alone belong together, also where an older codecl, whose
+    configs had fewer fields, called the folder otherwise."""
+    groups: dict[tuple[Path | str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.folder.parent, run.metrics.status, run.metrics.exchange), []).append(run)
+        folder, kind = run.folder.parent, (run.metrics.status, run.metrics.exchange or "")
+        alike = groups.setdefault((folder.parent, run.config.digest() if run.config else folder.name, *kind), [])
+        if run.metrics.seed in [other.metrics.seed for other in alike]:  # the same run in two folders
+            alike = groups.setdefault((folder, *kind), [])
+        alike.append(run)
     firsts = [seeds[0] for seeds in groups.values()]
     variants = [variant(run) for run in firsts]
     names = _names(firsts, shortened(variants))
@@ -196,6 +203,7 @@ def variant(run: Run) -> str:
     if run.config is not None:
         with suppress(ConfigError):  # of a preset that is not here: the digest says it
             changes = changed(run.config)
+            changes.pop("checkpoint.every", None)  # decides no number
             words = ", ".join(f"{field.removeprefix('method.')}={value}" for field, value in changes.items())
     digest = run.folder.parent.name.partition(f"{run.metrics.topology}{run.metrics.agents}-")[2]
     return ", ".join(filter(None, [run.metrics.exchange, words or digest]))
