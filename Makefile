@@ -1,4 +1,4 @@
-# make demo   sets up (once) and runs the quickstart
+# make demo   sets up (once), runs the quickstart and writes a page about it
 # make test   sets up (once) and runs every check
 # make long   runs fleets into every fault, plans every preset, measures rates: half an hour
 PYTHON ?= python3
@@ -13,6 +13,8 @@ BROWSER = command -v chromium >/dev/null || command -v chromium-browser >/dev/nu
 
 demo: .venv/demo.stamp
 	$(BIN)/codecl run
+	@$(BIN)/codecl report runs --no-figures
+	@echo "open report/report.html in a browser to look at it"
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not alone and not long" -n 2 --dist loadfile
@@ -38,7 +40,7 @@ clean:
 
 .venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv (once; a few minutes) ..."
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[peers]'
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python

@@ -1,22 +1,25 @@
 """The library: `fit` your own module on your own tasks, `load` what was learned, `run` a config."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import networkx as nx
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from codecl.data import verdicts
 from codecl.data.task import Task, tensors
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, ConfigWarning
 from codecl.exchange import digest
 from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import METHODS, Method
+from codecl.plan.hazards import hazards
 from codecl.registry import code_digest
 from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
@@ -157,6 +160,8 @@ def run(
         data = task_data(config, tasks, ranks.device)
         with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
             setup, state = build_setup(config, data, ranks.device, module, ranks.exchange)
+        for line in hazards(setup) if ranks.is_main else ():
+            warnings.warn(line, ConfigWarning, stacklevel=2)
         writer = _open(folder, config, setup, ranks, again, after)
         finished = False
         try:
@@ -208,17 +213,21 @@ def _open(folder: Path, config: RunConfig, setup: Setup, ranks: Ranks, again: bo
 
 
 def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks: Ranks) -> Execution:
-    """How agents share the device: as before where the run is resumed; else the leading process chooses and records."""
+    """How agents share the device: as before where the run is resumed; else the leading process chooses and records.
+
+    Sets the number of threads too, which `compute_settings` puts back."""
 
     def choose() -> Sequence[Any]:
         for started in of_type(writer.events, RunStarted):
-            return started.execution, started.ms_per_step, started.measured
+            return started.execution, started.ms_per_step, started.measured, started.threads
         if config.train.execution != "auto":
             return autotune.Choice(setup.execution, {}, False)
         with seeded(config.seed, "trial", ranks.device):
             return autotune.choose(setup, state)
 
     choice = autotune.Choice(*ranks.broadcast(choose))
+    if choice.threads is not None:
+        torch.set_num_threads(choice.threads)
     if ranks.is_main and not writer.events:
         started = writer.labels.started(
             edges=setup.topology.edges,

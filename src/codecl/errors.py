@@ -23,3 +23,7 @@ class DataError(CodeclError):
     """Bad or missing data."""
 
     exit_code = 3
+
+
+class ConfigWarning(UserWarning):
+    """A setting that will hurt the run, and what to do about it."""

@@ -302,7 +302,7 @@ def test_on_a_terminal_progress_is_live(tmp_path):
     assert code == 0
     assert "\x1b[" in text
     assert re.search(
-        r"task [2-5]/5 · epoch \d+/20 · loss \d\.\d+ · ACC [\d.]+ % · CC [\d.]+ · sent [\d.]+ [kM]B · [a-z]{3}", text
+        r"task [2-5]/5 · epoch \d+/20 · loss \d\.\d+ · ACC [\d.]+ % · cc [\d.]+ · sent [\d.]+ [kM]B · [a-z]{3}", text
     )
     assert re.search(r"codec\S* \S*\d\d:\d\d", text)
     assert "when learned → at the end" in text

@@ -84,6 +84,17 @@ def test_what_cannot_be_extended_is_said(tmp_path):
         codecl.fit(module(), stream, out=tmp_path, after=done.folder, **MORE)
 
 
+def test_an_unknown_task_is_told_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path))
+    store.write("birds", arrays("mnist", 60, 20))
+    old = resolve(preset("quickstart"), {})
+    with pytest.raises(
+        ConfigError, match=r"--task: 'bird' is unknown, did you mean 'birds'\?; there are birds, .*quickstart"
+    ):
+        extended(old, "bird")
+    assert extended(old, "birds").data.stream.endswith(" + whole(birds)")
+
+
 def test_streams_come_one_after_another(tmp_path, monkeypatch):
     monkeypatch.setenv("CODECL_DATA", str(tmp_path))
     for name in ("mnist", "notmnist"):

@@ -530,8 +530,21 @@ def test_peer_init_takes_options_and_addresses(command):
 
 def test_peer_init_reads_a_file_of_hosts(command):
     Path("hosts").write_text("# ours\na:1\n\nb:1  # the big one\n")
-    assert command("--agents", "2", "--hosts", "hosts").returncode == 0
-    assert targets(fleet.read(Path("fleet/agent-1/agent.yaml"))) == ["a:1", "b:1"]
+    assert command("--hosts", "hosts").returncode == 0
+    member = fleet.read(Path("fleet/agent-1/agent.yaml"))
+    assert targets(member) == ["a:1", "b:1"]
+    assert member.fleet.run_config().agents == 2, "as many as there are addresses"
+
+
+def test_peer_init_says_which_code_of_ones_own_agents_need(command):
+    Path("tiny.py").write_text(
+        "def net(shape, classes):\n    from codecl.models import mlp\n    return mlp(shape, classes)\n"
+    )
+    done = command("--set", "model.name=tiny.py:net")
+    assert (
+        "tiny.py is code of your own: copy it too, and start each agent in the folder where tiny.py is" in done.stdout
+    )
+    assert "code of your own" not in command("--out", "other").stdout
 
 
 ONE = "a fleet runs one config, these are 2: give one --method, --agents, --topology"
@@ -545,7 +558,7 @@ ONE = "a fleet runs one config, these are 2: give one --method, --agents, --topo
         ("--agents 2,4", ONE),
         ("--agents two", "--agents: 'two' is not a whole number"),
         ("--method nothing", "method: 'nothing' is unknown"),
-        ("--at a:1", "addresses: there are 1 for 4 agents; give one for each"),
+        ("--agents 4 --at a:1", "addresses: there are 1 for 4 agents; give one for each"),
         ("--agents 1 --at a", "--at: 'a' is not an address; write HOST:PORT"),
         ("--agents 1 --at a:1 --hosts hosts", "--at and --hosts: both say where agents are; choose one"),
         ("--hosts none", "--hosts: none cannot be read (No such file or directory); it should hold a line HOST:PORT"),

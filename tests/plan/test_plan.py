@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from codecl import api
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, ConfigWarning
 from codecl.exchange.topology import TopologyConfig, build
-from codecl.plan import forecast, graph_of, plan, rounds, stable_below
+from codecl.plan import forecast, plan
+from codecl.plan.graph import graph_of, rounds, stable_below
 from codecl.runs.build import build_model, build_setup, task_data
 from codecl.runs.config import grid, presets
 from codecl.train.loop import train
@@ -24,6 +26,7 @@ CPU = torch.device("cpu")
 TINY = ["data.tasks=2", "train.epochs=1", "train.batch_size=50", "growth.images=20", "train.execution=loop"]
 FIVE = ["ring", "ring-undirected", "torus", "exponential", "star"]
 METHODS = ["codec", "codec-full", "dpsgd", "d-ewc", "stl"]
+QUIET = ("train.epochs=15", "train.batch_size=10")  # nothing to warn of
 
 
 def config_of(*settings, method="codec", agents="4", topology="ring", preset="quickstart"):
@@ -280,13 +283,12 @@ def test_steps_below_the_limit_shrink_an_error_and_above_it_do_not(name, agents)
 
 
 def test_warnings_appear_exactly_when_they_should(recorded):
-    quiet = ("train.epochs=15", "train.batch_size=10")
-    assert about(plan(config_of(*quiet)).warnings) == []
+    assert about(plan(config_of(*QUIET)).warnings) == []
     assert about(plan(config_of("train.batch_size=40")).warnings) == ["mixing"]  # 12 steps against 7 rounds
     assert about(plan(config_of("train.batch_size=400", topology="complete")).warnings) == []  # one step, and one round
-    assert about(plan(config_of(*quiet, topology="torus", agents="16")).warnings) == ["lr"]
+    assert about(plan(config_of(*QUIET, topology="torus", agents="16")).warnings) == ["lr"]
     after = "train.order=adapt-then-combine"
-    assert about(plan(config_of(*quiet, after, topology="torus", agents="16")).warnings) == []
+    assert about(plan(config_of(*QUIET, after, topology="torus", agents="16")).warnings) == []
     small = ("train.epochs=15", "train.batch_size=600", "data.steps_per_epoch=50")
     assert about(plan(config_of(*small)).warnings) == ["batch"]
     assert about(plan(config_of("train.epochs=15", "train.batch_size=500", "data.steps_per_epoch=50")).warnings) == []
@@ -335,3 +337,21 @@ def test_time_of_messages_follows_from_the_busiest_way_out():
     assert first.messages_s == pytest.approx(8 * (gossip + first.flood_bytes) / 1e7)  # three, one after another
     assert one.messages_s == sum(part.messages_s for part in one.tasks)
     assert plan(config_of()).messages_s is None
+
+
+def test_batch_norms_and_uneven_data_do_not_go_together():
+    """Said where agents see under half of the classes, and only of batch norms."""
+    uneven = ("data.partition=skew(1.0)", "model.name=alexnet", *QUIET)
+    (line,) = plan(config_of(*uneven)).warnings
+    assert re.match(
+        r"norms: an agent's images of task 'digits' are of \d\.\d classes on average, of 10: .*group norms", line
+    )
+    assert about(plan(config_of("data.partition=iid", *uneven[1:])).warnings) == []
+    assert about(plan(config_of("data.partition=skew(1.0)", *QUIET)).warnings) == []
+
+
+def test_a_run_says_what_its_plan_says(tmp_path):
+    config = config_of("train.batch_size=40", "train.epochs=1", "data.tasks=1")
+    (line,) = plan(config).warnings
+    with pytest.warns(ConfigWarning, match=re.escape(line)):
+        api.run(config, out=tmp_path)

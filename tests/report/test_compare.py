@@ -224,7 +224,10 @@ def test_the_command(cli, tmp_path):
     whole = json.loads(cli("compare", "a", "b", "--json", cwd=tmp_path).stdout)
     assert whole["a"]["status_by_seed"] == {"1": "complete", "2": "complete"}
     done = cli("compare", "a", "b", "--format", "pdf", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "codecl: --format: 'pdf' is not one of text, markdown, latex, csv\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "codecl: --format: 'pdf' is not one of text, markdown, latex, csv, json\n",
+    )
     assert cli("compare", "a", "nowhere", cwd=tmp_path).returncode == 3
 
 

@@ -8,6 +8,7 @@ import pytest
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
 from codecl.data.verify import content_digest
+from codecl.report.tables import NOTE
 from codecl.runs.reader import read_events, read_run
 from codecl.runs.schema import Metrics
 from tests.cli.test_cli import TINY
@@ -47,7 +48,7 @@ def test_a_run_records_them(run):
 def test_tables_and_the_page_name_them(run, cli, tmp_path):
     shown = {form: cli("table", "runs", "--format", form, cwd=tmp_path).stdout for form in ("text", "markdown", "csv")}
     assert shown["text"].splitlines()[-1] == SAYS
-    assert shown["markdown"].endswith(f"|\n\n{SAYS}\n")
+    assert shown["markdown"].endswith(f"|\n\n{NOTE}\n\n{SAYS}\n")
     assert shown["csv"].splitlines()[1].endswith(f",{SAYS}")
     beside = cli("table", "runs", "--paper", "--format", "markdown", cwd=tmp_path).stdout
     assert beside.split("\n\n")[-1] == f"{SAYS}\n", "below the note, in a paragraph of its own"

@@ -1,9 +1,12 @@
 """The three ways to open a run folder, and what is read of it again."""
 
+import os
+import stat
 import subprocess
 
 import pytest
 
+from codecl import api
 from codecl.errors import ConfigError
 from codecl.runs.build import environment
 from codecl.runs.reader import read_events, read_metrics, read_run
@@ -11,7 +14,7 @@ from codecl.runs.schema import Labels
 from codecl.runs.writer import RunWriter, labels_of
 from codecl.train.events import Evaluated, MemberChanged, RunEnded, RunStarted, Stepped
 from tests.conftest import ROOT
-from tests.problems import CPU, config
+from tests.problems import CPU, config, perceptron, tasks
 
 MORE = {"edges": [(0, 1)], "contraction": 0.5, "digest": "d", "execution": "loop"}
 LABELS = labels_of(config(), 2, agent=1)
@@ -65,3 +68,17 @@ def test_resume_without_a_checkpoint_is_new(folder):
 def test_the_environment_names_the_commit():
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert environment(CPU)["commit"].startswith(head.strip())
+
+
+def test_files_have_the_mode_that_the_user_wants(tmp_path):
+    """Others of the group may read a run where the user's umask lets them."""
+    before = os.umask(0o027)
+    try:
+        folder = api.run(
+            config(preset="a"), module=perceptron(), tasks=tasks(1), out=tmp_path / "a", device="cpu"
+        ).folder
+    finally:
+        os.umask(before)
+    found = {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+    assert found == {0o640}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_dir()} == {0o750}

@@ -91,6 +91,44 @@ def test_a_cache_that_cannot_be_written_or_read_only_means_measuring_again(own):
     assert chosen().measured
 
 
+@pytest.mark.parametrize(("every", "expected"), [(7.9, 3), (8.1, 1), (12.0, 1)])
+def test_one_thread_unless_all_of_them_are_worth_it(every, expected, monkeypatch, own):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(
+        autotune, "measure", lambda *_: dict.fromkeys(("stacked", "loop"), {1: 10.0, 3: every}[torch.get_num_threads()])
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert chosen().threads == expected
+        assert chosen() == chosen()._replace(measured=False), "remembered"
+        assert torch.get_num_threads() == 3
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")  # as many as the user says
+        own.unlink()
+        assert chosen().threads is None
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_has_the_threads_that_were_chosen_and_those_again_when_it_goes_on(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(autotune, "choose", lambda *_: autotune.Choice("loop", {}, True, 2))
+    given = {"module": perceptron(), "tasks": tasks(2), "out": tmp_path, "device": "cpu"}
+
+    def stops(event):
+        seen.append(torch.get_num_threads())
+        if isinstance(event, EpochEnded) and event.task == 1:
+            raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        api.run(config(preset="a"), on_event=stops, **given)
+    monkeypatch.setattr(autotune, "choose", lambda *_: pytest.fail("chosen again"))
+    api.run(config(preset="a"), on_event=lambda _: seen.append(torch.get_num_threads()), **given)
+    assert {*seen} == {2}
+    assert torch.get_num_threads() == before
+
+
 def test_threads_are_put_back(tmp_path):
     torch.set_num_threads(2)
     try:

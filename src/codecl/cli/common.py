@@ -21,7 +21,7 @@ INTERRUPTED = 130
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the config.")]
 Out = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Metrics as JSON on standard output, nothing else there.")]
-Format = Annotated[str | None, typer.Option("--format", help="text, markdown, latex or csv.")]
+Format = Annotated[str | None, typer.Option("--format", help="text, markdown, latex, csv or json.")]
 Methods = Annotated[str | None, typer.Option("--method", help="Methods, a comma list. Default: those of the preset.")]
 Numbers = Annotated[str | None, typer.Option("--agents", help="Numbers of agents, a comma list.")]
 Graphs = Annotated[str | None, typer.Option("--topology", help="Topologies or edge-list files, a comma list.")]
@@ -55,5 +55,5 @@ def console_for(to_stderr: bool, is_main: bool = True) -> "Console":
     if not is_main:
         warnings.simplefilter("ignore")
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in
-        console.width = max(console.width, 240)
+        console.width = 1000
     return console

@@ -64,7 +64,7 @@ def line(now: Progress, remaining: str) -> str:
         f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" and now.epoch else "",
         f"loss {now.losses[-1]:.3f}" if now.losses else "",
         f"ACC {now.acc:.2f} %" if now.acc is not None else "",
-        f"CC {now.cc:.2f}" if now.cc else "",
+        f"cc {now.cc:.2f}" if now.cc else "",
         f"sent {size(now.sent)}",
         f"kept {now.kept_percent:.1f} %" if now.acc is not None and now.kept_percent else "",
         remaining,
@@ -117,7 +117,7 @@ def _tasks(now: Progress, room: int) -> Table:
     """A row a task; where there are more than fit, the last."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("task", no_wrap=True, overflow="ellipsis")
-    for title in ("learned %", "now %", "CC"):
+    for title in ("learned %", "now %", "cc in training"):
         table.add_column(title, justify="right", no_wrap=True)
     first = max(0, now.opened - room)
     for task in range(first, now.opened):
@@ -145,7 +145,7 @@ def _facts(snapshot: Snapshot, width: int) -> Table:
         "steps": steps if now.all_steps else "",
         "loss": loss,
         "ACC": f"{now.acc:.2f} %{so_far}{kept}" if now.acc is not None else "",
-        "sent": f"{size(now.sent)}, CC {number(now.cc)}{so_far}" if now.sent else "",
+        "sent": f"{size(now.sent)}, cc {number(now.cc)}{so_far}" if now.sent else "",
         error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
         "missed": f"{now.missed} messages" if now.missed else "",
@@ -182,7 +182,7 @@ def fleet(run: RunSnapshot, width: int) -> RenderableType:
     sent = sum(agent.progress.sent for agent in run.parts)
     expected = first.about.agents if first.about else 0
     recorded = f"{len(run.parts)} of {expected} agents are recorded here; " if expected > len(run.parts) else ""
-    return Group(head, table, Text(f"{recorded}sent {size(sent)}, CC {number(first.cc)} so far", "dim"))
+    return Group(head, table, Text(f"{recorded}sent {size(sent)}, cc {number(first.cc)} so far", "dim"))
 
 
 def furthest(run: RunSnapshot) -> Progress:
@@ -198,14 +198,14 @@ def many(view: FollowerView, width: int) -> RenderableType:
             "task": f"{now.opened}/{now.tasks}",
             "loss": number(now.losses[-1] if now.losses else None, ".3f"),
             "ACC": number(now.acc),
-            "CC": number(now.cc),
+            "cc": number(now.cc),
             "kept %": number(now.kept_percent, ".1f"),
             "sent": size(sum(snapshot.progress.sent for snapshot in run.parts)),
             "left": max((left(snapshot).removesuffix(" left") for snapshot in run.parts), key=len),
         }
         for run, now in ((run, furthest(run)) for run in view.runs)
     ]
-    return _table(rows, left_out=("loss", "sent", "CC", "kept %") if width < NARROW else ())
+    return _table(rows, left_out=("loss", "sent", "cc", "kept %") if width < NARROW else ())
 
 
 def _table(rows: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:

@@ -46,8 +46,11 @@ def init(
 
     from codecl.peers import fleet
 
+    given = _addresses(at or [], hosts)
+    if given and agents is None:
+        agents = str(len(given))  # as many as there are addresses
     config = _one_config(preset, method, agents, topology, seed, settings or [])
-    addresses = _addresses(at or [], hosts) or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
+    addresses = given or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
     made = fleet.init(config, addresses, _peers(deadline, silence), out)
     known = fleet.read(made[0]).fleet
     table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
@@ -57,6 +60,8 @@ def init(
     console.print(table)
     console.print(f"fleet {known.name}, in {out}", highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
+    for file in fleet.own_files(config):
+        typer.echo(f"{file} is code of your own: copy it too, and start each agent in the folder where {file} is found")
     typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
 
 
@@ -91,6 +96,28 @@ def local(
             raise RunFailed(f"agent {agent} failed (exit code {code}); see {folder}/agent-{agent}.log")
     if DEGRADED in codes:
         raise typer.Exit(DEGRADED)
+
+
+@peer.command()
+def gather(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PLACES…", help="Folders with the runs of agents, here, or HOST:FOLDER to fetch by scp."
+        ),
+    ],
+    out: Out = Path("runs"),
+) -> None:
+    """Bring the run folders of a fleet's agents together, as if all had run here, and show what came out."""
+    from codecl.peers.gather import gather as gather_runs
+    from codecl.report import formats
+    from codecl.report.configurations import finished
+    from codecl.report.tables import results
+
+    runs = gather_runs(places, out)
+    for run, agents in runs.items():
+        typer.echo(f"{run}: agents {', '.join(map(str, agents))}")
+    formats.show(results(finished(list(runs))), console_for(False))
 
 
 @app.command()

@@ -52,7 +52,7 @@ def plan(
         return
     console = common.console_for(False)
     for sheet in [*([tasks(plans[0])] if len(plans) == 1 else []), side_by_side(plans)]:
-        show(sheet, console, uncut=not console.is_terminal)
+        show(sheet, console)
     for line in dict.fromkeys(line for plan in plans for line in plan.warnings):
         console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -98,30 +98,34 @@ def side_by_side(plans: Sequence["Plan"]) -> "Sheet":
 
 def tasks(plan: "Plan") -> "Sheet":
     """A row a task."""
-    from codecl.report.formats import Column, Sheet, size
+    from codecl.report.formats import Column, Sheet
 
     columns = [
-        Column("task", [task.name for task in plan.tasks], words=True),
-        Column("images an agent", [_span(task.shard) for task in plan.tasks]),
-        Column("steps an epoch", [str(task.steps) for task in plan.tasks]),
+        Column("task", [task.name for task in plan.tasks], words=True, fold=True),
+        Column("images per agent", [_span(task.shard) for task in plan.tasks], fold=True),
+        Column("steps per epoch", [str(task.steps) for task in plan.tasks], fold=True),
         Column("epochs", [str(task.epochs) for task in plan.tasks]),
-        Column("left over", [_span(task.left_over) for task in plan.tasks]),
-        Column("a step and link", [SIGNS[task.message_known] + size(task.message_bytes) for task in plan.tasks]),
-        Column("training", [SIGNS[task.message_known] + size(task.train_bytes) for task in plan.tasks]),
+        Column("left over", [_span(task.left_over) for task in plan.tasks], fold=True, optional=True),
+        _bytes("per step and link", [(task.message_known, task.message_bytes) for task in plan.tasks]),
+        _bytes("training", [(task.message_known, task.train_bytes) for task in plan.tasks]),
         *_openings(plan),
-        Column("agreement", [SIGNS[task.message_known] + size(task.agree_bytes) for task in plan.tasks]),
-        Column("pool, flood", [SIGNS[t.end_known] + size(t.reduce_bytes + t.flood_bytes) for t in plan.tasks]),
+        _bytes("agreement", [(task.message_known, task.agree_bytes) for task in plan.tasks]),
+        _bytes("pool, flood", [(task.end_known, task.reduce_bytes + task.flood_bytes) for task in plan.tasks]),
     ]
     return Sheet(f"{plan.method} on {plan.topology}, {plan.graph.agents} agents", columns, "", [])
 
 
 def _openings(plan: "Plan") -> list["Column"]:
     """What choosing directions sends, where it is done."""
-    from codecl.report.formats import Column, size
-
     if not any(task.opening_bytes for task in plan.tasks):
         return []
-    return [Column("opening", [SIGNS[task.message_known] + size(task.opening_bytes) for task in plan.tasks])]
+    return [_bytes("opening", [(task.message_known, task.opening_bytes) for task in plan.tasks])]
+
+
+def _bytes(title: str, counts: Sequence[tuple["Known", int]]) -> "Column":
+    from codecl.report.formats import Column, size
+
+    return Column(title, [SIGNS[known] + size(count) for known, count in counts], fold=True)
 
 
 def _rows(plan: "Plan") -> list[tuple[str, str]]:
@@ -132,19 +136,22 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
     rows = [
         ("agents", str(graph.agents)),
         ("links (directed edges)", f"{graph.links} ({graph.edges})"),
-        ("agents that one hears", _span(graph.degree)),
+        ("neighbours that an agent hears", _span(graph.degree)),
         ("√ρ", f"{graph.contraction:.4f}"),
         ("spectral gap, 1 − √ρ", f"{graph.gap:.4f}"),
-        ("rounds to a tenth, to a millionth", f"{graph.rounds_tenfold}, {graph.rounds_millionfold}"),
-        ("agreement: rounds, leaving", f"{graph.agree_rounds}, {graph.contraction**graph.agree_rounds:.1e}"),
-        ("lr × curvature below", f"{graph.stable_below:.2f}"),
+        ("rounds until disagreement is 1/10", str(graph.rounds_tenfold)),
+        ("… until it is 1/1,000,000", str(graph.rounds_millionfold)),
+        ("rounds of agreement between tasks", str(graph.agree_rounds)),
+        ("… what they leave of a disagreement", f"{graph.contraction**graph.agree_rounds:.1e}"),
+        ("stable while lr × curvature is below", f"{graph.stable_below:.2f}"),
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
-        ("first task: bytes a step and link", size(plan.tasks[0].message_bytes)),
+        ("first task: bytes per step and link", size(plan.tasks[0].message_bytes)),
         ("sent while training", sign + size(plan.train_bytes)),
         ("sent between tasks", sign + size(plan.boundary_bytes)),
-        ("full communication / sent", f"{RATIO[plan.known]}{plan.full_bytes / sent:.2f}" if sent else "–"),
-        ("a task keeps at most, of the body", _share(max(task.kept for task in plan.tasks), plan.body)),
-        ("memory of an agent, of all, about", f"{size(plan.agent_memory_bytes)}, {size(plan.memory_bytes)}"),
+        ("cc: full communication / all sent", f"{RATIO[plan.known]}{plan.full_bytes / sent:.2f}" if sent else "–"),
+        ("kept for each task, at most", _share(max(task.kept for task in plan.tasks), plan.body)),
+        ("memory of one agent, about", size(plan.agent_memory_bytes)),
+        ("memory of all in one process, about", size(plan.memory_bytes)),
     ]
     if plan.ms_per_step is not None and plan.train_s is not None:
         rows.append(("a step of all agents here", f"{plan.ms_per_step:.2f} ms"))

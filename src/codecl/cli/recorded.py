@@ -50,7 +50,7 @@ def table(
     if write:
         print(write(sheet), end="")
     else:
-        formats.show(sheet, common.console_for(False), uncut=paper)
+        formats.show(sheet, common.console_for(False))
 
 
 @common.app.command()
@@ -135,7 +135,7 @@ def compare(
     console = common.console_for(False)
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    formats.show(sheet, console, uncut=not console.is_terminal)
+    formats.show(sheet, console)
 
 
 @common.app.command()

@@ -208,6 +208,11 @@ def load(stream: str, path: Path | None = None) -> list[Task]:
     return function(path=path) if stream in CUT_FROM else function()
 
 
+def known(stream: str) -> bool:
+    """Whether there is a stream of this name, of this form, or of the user's own; not whether its files are there."""
+    return all(part in STREAMS or ":" in part or SplitOf.parse(part) is not None for part in stream.split(PLUS))
+
+
 def data_sets(stream: str) -> list[str]:
     """The names of the data set files that a stream is cut from."""
     names: list[str] = []

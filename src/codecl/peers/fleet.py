@@ -155,6 +155,12 @@ def check_offered(config: RunConfig) -> None:
         raise ConfigError(f"train.norm_statistics: {why}")
 
 
+def own_files(config: RunConfig) -> list[str]:
+    """Files of the user's own code that the config names, and every agent needs."""
+    named = (config.model.name, config.method.name, config.topology.name, config.data.stream)
+    return list(dict.fromkeys(name.rpartition(":")[0] for name in named if name.rpartition(":")[0].endswith(".py")))
+
+
 def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path) -> list[Path]:
     """Make a fleet's files: `fleet.yaml`, `authority/`, and for each agent a folder with all that its machine needs.
 

@@ -398,7 +398,7 @@ class Node:
             self.live = dict.fromkeys(set(self.neighbours.weights) & self.links.up, Position(0, 0))
             self.met = True
             for agent in sorted(self.neighbours.all - self.links.up):
-                self.journal.note(self.position, "absent", agent, f"not met within {self.rules.meet:g} s")
+                self.journal.note(self.position, "absent", agent, f"not met yet, after {waited:.3g} s")
             self.membership.start()
 
     def rejoin(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:

@@ -1,19 +1,18 @@
 """What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt. See docs/plan.md."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from codecl.data.task import Task
 from codecl.exchange.messages import message_bytes
-from codecl.exchange.topology import Matrix, Topology
 from codecl.plan.forecast import SURE, Forecast, Known, Like
+from codecl.plan.graph import GraphPlan, graph_of
+from codecl.plan.hazards import hazards
 from codecl.runs.build import build_setup, compute_settings, seeded, task_data
 from codecl.runs.config import RunConfig
 from codecl.seeding import choose
@@ -21,23 +20,6 @@ from codecl.space.tracing import logits
 from codecl.train import autotune
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size
-
-FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
-NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphPlan:
-    agents: int
-    links: int  # pairs that talk, one way or both
-    edges: int  # directed: what a round sends
-    degree: tuple[int, int]  # agents that one hears, least and most
-    contraction: float  # √ρ
-    gap: float  # 1 - √ρ
-    rounds_tenfold: int
-    rounds_millionfold: int
-    agree_rounds: int
-    stable_below: float  # of η · L, without momentum, in the config's order of mixing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,43 +105,8 @@ def plan(
         ms_per_step=ms,
         train_s=None if ms is None else ms / 1000 * sum(task.steps * task.epochs for task in task_plans),
         messages_s=sum(task.messages_s or 0 for task in task_plans) if bandwidth else None,
-        warnings=tuple(_warnings(config, graph, task_plans, forecast)),
+        warnings=tuple(_warnings(config, setup, task_plans, forecast)),
     )
-
-
-def graph_of(topology: Topology, order: str = "paper") -> GraphPlan:
-    """Of the graph alone."""
-    heard = [topology.graph.in_degree(agent) for agent in range(topology.agents)]
-    return GraphPlan(
-        agents=topology.agents,
-        links=len({frozenset(edge) for edge in topology.edges}),
-        edges=len(topology.edges),
-        degree=(min(heard), max(heard)),
-        contraction=topology.contraction,
-        gap=1 - topology.contraction,
-        rounds_tenfold=rounds(topology.contraction, 0.1),
-        rounds_millionfold=rounds(topology.contraction, 1e-6),
-        agree_rounds=topology.agree_rounds,
-        stable_below=stable_below(topology.mixing, order),
-    )
-
-
-def rounds(contraction: float, to: float) -> int:
-    """Gossip rounds after which at most this task of any disagreement is left. Law: √ρ^rounds <= to, and no fewer."""
-    if contraction < 1e-12:
-        return 1
-    return math.ceil(math.log(to) / math.log(contraction) - 1e-9)
-
-
-def stable_below(mixing: Matrix, order: str = "paper") -> float:
-    """The largest η · L for which a step with curvature L alike at all agents shrinks what it should.
-
-    Mixing before the step multiplies an error by λ - ηL for each eigenvalue λ of W: below 1 while ηL is under
-    Re λ + √(1 - Im² λ), which is 1 + λ_min on an undirected graph. Mixing after it: by λ (1 - ηL), so 2."""
-    if order != "paper":
-        return 2.0
-    values = np.linalg.eigvals(mixing)
-    return float((values.real + np.sqrt(np.clip(1 - values.imag**2, 0, None))).min())
 
 
 def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) -> TaskPlan:
@@ -212,8 +159,11 @@ def _seconds(setup: Setup, task: int, gossip: int, flood: int, bandwidth: float 
 
 def _ms_per_step(setup: Setup, state: State, auto: bool) -> float | None:
     """Of all agents on this machine, now, in the first task; `auto`: of the fastest way. None: it cannot be told."""
-    found = autotune.measure(setup, state, setup.tasks[0].train[1].device)
-    return min(found.values(), default=None) if auto else found.get(setup.execution)
+    device = setup.tasks[0].train[1].device
+    if not auto:
+        return autotune.measure(setup, state, device).get(setup.execution)
+    choice = autotune.measured(setup, state, device)
+    return choice.ms_per_step.get(choice.execution)
 
 
 def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, int]:
@@ -254,25 +204,9 @@ def _activations(setup: Setup, state: State) -> int:
     return sum(kept.values())
 
 
-def _warnings(config: RunConfig, graph: GraphPlan, task_plans: Sequence[TaskPlan], forecast: Forecast) -> Iterator[str]:
+def _warnings(config: RunConfig, setup: Setup, task_plans: Sequence[TaskPlan], forecast: Forecast) -> Iterator[str]:
     """What will hurt, a line each."""
-    small = [task for task in task_plans if task.shard[0] < config.train.batch_size]
-    if small:
-        yield (
-            f"batch: an agent has {small[0].shard[0]} images of task {small[0].name!r}, fewer than a batch of"
-            f" {config.train.batch_size}: it sees images twice in one step"
-        )
-    steps = min(task.steps * task.epochs for task in task_plans)
-    if graph.rounds_tenfold > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
-        yield (
-            f"mixing: {config.topology.name} takes {graph.rounds_tenfold} rounds to shrink disagreement tenfold, a task"
-            f" has {steps} steps: more links, fewer agents or more epochs"
-        )
-    if graph.agents > 1 and graph.stable_below < NARROW:
-        yield (
-            f"lr: mixing before the step is stable only while lr × curvature is below {graph.stable_below:.2f} on"
-            f" {config.topology.name} (train.lr is {config.train.lr:g}); train.order=adapt-then-combine allows 2"
-        )
+    yield from hazards(setup)
     yield from _without_room(forecast, len(task_plans))
     if any(task.end_known == "partly" for task in task_plans):
         yield f"flood: what {config.method.name} remembers is not counted; --like RUN tells"

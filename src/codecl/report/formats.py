@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +18,7 @@ from codecl.errors import ConfigError
 MAX_WIDTH = 1000  # more than any table's
 UNKNOWN = "–"  # in a table
 UNITS = ("B", "kB", "MB", "GB", "TB")
+GLUE = "\N{NO-BREAK SPACE}"  # holds words together while lines are broken
 
 
 class Column(NamedTuple):
@@ -23,7 +26,6 @@ class Column(NamedTuple):
     cells: Sequence[str]
     words: bool = False  # to the left; numbers are to the right
     fold: bool = False  # where there is little room, words may stand under each other
-
     optional: bool = False  # where there is still too little room, left out
 
     def folded(self) -> "Column":
@@ -32,8 +34,15 @@ class Column(NamedTuple):
             title=self.title.replace(".", ".\n"), cells=[cell.replace(" ± ", "\n± ") for cell in self.cells]
         )
 
-    def longest_word(self) -> int:
-        return max(len(word) for text in (self.title, *self.cells) for word in re.findall(r"(?:± )?\S+", text))
+    def narrowest(self) -> int:
+        """Room for its longest word, and for numbers as they are."""
+        words = re.findall(r"\S+", " ".join([self.title, *(self.cells if self.words else ())]))
+        numbers = [] if self.words else [line for cell in self.cells for line in cell.split("\n")]
+        return max(map(len, [*words, *numbers]), default=0)
+
+    def widest(self) -> int:
+        """Room for its longest line."""
+        return max(len(line) for text in (self.title, *self.cells) for line in text.split("\n"))
 
 
 class Sheet(NamedTuple):
@@ -55,32 +64,66 @@ def blank(title: str) -> Table:
     )
 
 
-def table(sheet: Sheet, folded: bool = False) -> Table:
-    """For a terminal, without the note. `folded`: as narrow as whole words and numbers let it be."""
+def table(sheet: Sheet, widths: Sequence[int | None] | None = None) -> Table:
+    """For a terminal, without the note. `widths`: of columns that fold; None: as wide as it is."""
     out = blank(sheet.title)
-    out.collapse_padding = folded
-    columns = [column.folded() if folded and column.fold else column for column in sheet.columns]
-    for column in columns:
+    out.collapse_padding = widths is not None
+    for column, width in zip(sheet.columns, widths or [None] * len(sheet.columns), strict=True):
         side: Literal["left", "right"] = "left" if column.words else "right"
-        width = column.longest_word() if folded and column.fold else None
         out.add_column(column.title, justify=side, no_wrap=width is None, width=width)
-    for cells in sheet._replace(columns=columns).lines():
+    for cells in sheet.lines():
         out.add_row(*map(Text, cells))
     return out
 
 
-def show(sheet: Sheet, console: Console, uncut: bool = False) -> None:
-    """The table, folded where the console is too narrow, and its note. `uncut`: rather long lines than a cut number."""
-    room = console.width
+def folded(sheet: Sheet, console: Console) -> Table | None:
+    """The table with words under each other where it has to be; None: even so it does not fit."""
+    columns = [column.folded() if column.fold else column for column in sheet.columns]
+    widths = [column.narrowest() if column.fold else None for column in columns]
+    sheet = sheet._replace(columns=columns)
+    spare = console.width - _natural_width(table(sheet, widths), console)
+    if spare < 0:
+        return None
+    for place, column in sorted(enumerate(columns), key=lambda one: not one[1].words):  # words first
+        least = widths[place]
+        if least is not None:
+            more = min(spare, column.widest() - least)
+            widths[place], spare = least + more, spare - more
+    return table(sheet, widths)
+
+
+def _natural_width(table: Table, console: Console) -> int:
+    """What it takes where there is room."""
+    return console.measure(table, options=console.options.update(max_width=MAX_WIDTH)).maximum
+
+
+def show(sheet: Sheet, console: Console) -> None:
+    """The table and its note, and nothing of it cut: where the console is too narrow, folded, then without what is
+    optional, then a paragraph for each row."""
     needed = sheet._replace(columns=[column for column in sheet.columns if not column.optional])
-    ways = [table(sheet), table(sheet, folded=True), table(needed, folded=True)]
-    console.width = MAX_WIDTH
-    fitting = [way for way in ways if console.measure(way).maximum <= room]
-    console.width = MAX_WIDTH if uncut else room
-    console.print([*fitting, ways[-1]][0])
-    console.width = room
+    if _natural_width(table(sheet), console) <= console.width:
+        console.print(table(sheet))
+    elif narrow := folded(sheet, console) or folded(needed, console):
+        console.print(narrow)
+    else:
+        lines = map(Text, paragraphs(sheet, console.width))
+        console.print(Text(sheet.title, "bold"), *lines, sep="\n", end="\n\n")
     if sheet.note:
         console.print(sheet.note, style="dim", highlight=False, markup=False)
+
+
+def paragraphs(sheet: Sheet, width: int) -> list[str]:
+    """A paragraph for each row: its words, and under them each number with its title. Law: nothing is left out, and no
+    line is longer than `width` unless a single word is."""
+    out = []
+    for cells in sheet.lines():
+        named = list(zip(sheet.columns, cells, strict=True))
+        head = " · ".join(cell for column, cell in named if column.words and cell)
+        facts = "   ".join(f"{column.title} {cell}".replace(" ", GLUE) for column, cell in named if not column.words)
+        lines = textwrap.wrap(head, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        lines += textwrap.wrap(facts, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
+        out.append("\n".join(lines).replace(GLUE, " "))
+    return out
 
 
 def markdown(sheet: Sheet) -> str:
@@ -134,7 +177,17 @@ def comma_separated(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-PLAIN: dict[str, Callable[[Sheet], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+def as_json(sheet: Sheet) -> str:
+    """The records at full precision; null where there is no value."""
+    return json.dumps(list(sheet.records), indent=1) + "\n"
+
+
+PLAIN: dict[str, Callable[[Sheet], str]] = {
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+    "json": as_json,
+}
 
 
 def writer(name: str | None) -> Callable[[Sheet], str] | None:

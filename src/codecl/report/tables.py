@@ -1,4 +1,4 @@
-"""Runs -> tables: a row a configuration, mean ± std over seeds, beside the paper's Table 1 as it is printed there;
+"""Runs -> tables: a row for each configuration, mean ± std over seeds, beside the numbers of the paper's Table 1;
 what was learned beside what is still known."""
 
 import csv
@@ -14,15 +14,21 @@ from rich.table import Table
 
 from codecl.errors import ConfigError
 from codecl.report import formats
-from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, not_original, shortened
+from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, not_original
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.runs.config import preset
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 
 NOTE = (
-    "Δ: ours − the paper's. CC: counted as the authors do, every head and norm in every message, nothing of what is"
-    " sent between tasks (cc_reference). cc: our own, stricter count of all that is sent."
+    "ACC: mean accuracy over tasks at the end. BWT: how it changed since each task was learned; below 0 is forgetting."
+    " cc: what full communication sends / all that was sent. kept: the most that a task keeps for itself, compared with"
+    " the body that all share."
+)
+PAPER_NOTE = (
+    "Δ: ours − the paper's. cc: what full communication sends / all that was sent, our own count. cc_reference: the"
+    " same ratio as the authors count it, which is the one to set beside the paper's: every head and norm in every"
+    " message, nothing of what is sent between tasks."
 )
 ORDER = ("stl", "d-ewc", "codec-full", "codec")  # of the methods in the paper; others follow
 OURS: Mapping[str, Callable[[Metrics], float | None]] = {
@@ -34,13 +40,13 @@ Key = tuple[str | None, str, int, str]  # benchmark, topology, agents, method
 
 
 def results(runs: Sequence[Run], paper: bool = False) -> Sheet:
-    """A row a configuration; with `paper`, beside the paper's. Columns that would say nothing are left out."""
+    """A row for each configuration; with `paper`, beside the paper's. Columns that would say nothing are left out."""
     rows = in_order(group(runs)) if paper else group(runs)
     columns = [*_names(rows, paper), *(_beside_the_paper(rows) if paper else _scores(rows))]
     statuses = [row.metrics.status for row in rows]
     if {*statuses} != {"complete"}:
         columns.append(Column("status", statuses, words=True))
-    lines = [*([NOTE] if paper else []), *not_original(run.metrics for run in runs)]
+    lines = [PAPER_NOTE if paper else NOTE, *not_original(run.metrics for run in runs)]
     return Sheet("results", columns, "\n".join(lines), [_record(row, paper) for row in rows])
 
 
@@ -52,7 +58,7 @@ def _names(rows: Sequence[Configuration], paper: bool) -> list[Column]:
         Column("preset", [run.benchmark for run in metrics], words=True),
         Column("method", [run.method for run in metrics], words=True),
         Column("agents", [f"{run.topology} {run.agents}" for run in metrics], words=True),
-        Column("variant", shortened([row.variant for row in rows]), words=True, fold=True),
+        Column("variant", [row.variant for row in rows], words=True, fold=True),
         Column("seeds", [str(len(row.runs)) for row in rows]),
     ]
     shown = {
@@ -84,11 +90,10 @@ def kept_column(rows: Sequence[Configuration]) -> Column:
 def _beside_the_paper(rows: Sequence[Configuration]) -> list[Column]:
     """Ours, the paper's and the difference, three columns a score."""
     columns = []
-    for name, unit in {"acc": " %", "bwt": " %", "cc": ""}.items():
-        title = name.upper()
+    for name, (title, ours) in {"acc": ("ACC", "ACC %"), "bwt": ("BWT", "BWT %"), "cc": ("cc", "cc_reference")}.items():
         pairs = [beside(row)[name] for row in rows]
         columns += [
-            Column(title + unit, [str(pair.ours) for pair in pairs], fold=True),
+            Column(ours, [str(pair.ours) for pair in pairs], fold=True),
             Column(f"paper {title}", [str(pair.paper) for pair in pairs], fold=True),
             Column(f"Δ {title}", [number(pair.difference, "+z.2f") for pair in pairs]),
         ]

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import codecl
+from codecl import files
 from codecl.errors import ConfigError
 from codecl.space.kept import Kept
 from codecl.train.state import State, TaskPosition
@@ -68,7 +69,8 @@ def write(folder: Path, point: Checkpoint) -> None:
     for path in (unfinished, place):
         shutil.rmtree(path, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save_file(tensors_of(point), unfinished / TENSORS)
+    with files.replacing(unfinished / TENSORS) as file:  # with the mode that any other file here gets
+        save_file(tensors_of(point), file)
     facts = {
         "schema": SCHEMA,
         "codecl": codecl.__version__,

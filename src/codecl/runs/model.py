@@ -61,7 +61,7 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
         model = _recorded_model(path, config)
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
     if not body.is_file() or not own.is_file():
-        raise DataError(f"{path}: holds no model for task {task} (tasks are counted from 0)")
+        raise DataError(f"{path}: holds no model of task {task + 1} (index {task}: the first task has index 0)")
     module = stateless_copy(model).to(getattr(torch, config.dtype))
     known, shared, kept = dict(module.named_parameters()), load_file(body), read_kept(own)
     for name, value in {**shared, **kept.parameters}.items():

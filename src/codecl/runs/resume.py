@@ -14,6 +14,7 @@ from codecl.errors import ConfigError, DataError
 from codecl.exchange import Exchange
 from codecl.exchange.cluster.ranks import Ranks
 from codecl.exchange.cluster.wire import packed, unpacked
+from codecl.registry import near
 from codecl.runs import checkpoint
 from codecl.runs.build import seeded
 from codecl.runs.config import RunConfig, difference, merge, stream_digest, validate
@@ -100,6 +101,9 @@ def extended(old: RunConfig, task: str) -> RunConfig:
         raise ConfigError(f"--task: the run stopped inside its stream {old.data.stream}; --task next goes on there")
     else:
         added = f"whole({task})" if task in store.names() else task
+        if not streams.known(added):
+            names = dict.fromkeys([*store.names(), *streams.STREAMS])
+            raise ConfigError(f"--task: {task!r} is unknown{near(task, names)}; there are {', '.join(names)}")
         change = {"stream": f"{old.data.stream}{streams.PLUS}{added}", "tasks": None}
     return validate(merge(old.model_dump(mode="json"), {"data": change}))
 

@@ -64,7 +64,7 @@ class Size(NamedTuple):
     at_agents: int = 8  # along K
 
 
-QUICK = Size(steps=(256, 512, 1024, 2048), agents=(2, 4, 8, 16), at_steps=1024)
+QUICK = Size(seeds=3, steps=(128, 256, 512, 1024), agents=(2, 4, 8), at_steps=512)
 
 
 def slopes(size: Size) -> list[Slope]:

@@ -1,7 +1,10 @@
-"""How agents share a device: measured once for a model, a number of agents, a batch and a device, then remembered."""
+"""How agents share a device, and on how many threads of a CPU: measured once for a model, a number of agents, a batch
+and a device, then remembered."""
 
 import hashlib
 import json
+import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,12 +30,14 @@ CANDIDATES: dict[str, tuple[Execution, ...]] = {"cuda": ("stacked", "streams"), 
 ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn
 MAX_KNOWN = 500  # choices that are remembered
 CLEARLY = 0.95  # the first candidate stays unless another takes less than this part of its time
+WORTH = 0.8  # the same of all threads beside one, which leaves the other cores to others
 
 
 class Choice(NamedTuple):
     execution: Execution
     ms_per_step: Mapping[Execution, float]  # of each candidate; empty where there was nothing to choose
     measured: bool  # now, or remembered from an earlier run
+    threads: int | None = None  # of a CPU; None: as many as PyTorch has
 
 
 def choose(setup: Setup, state: State) -> Choice:
@@ -43,17 +48,40 @@ def choose(setup: Setup, state: State) -> Choice:
     file, key = files.cache_folder() / "execution.json", _key(setup, device)
     known = _read(file).get(key)
     if isinstance(known, dict) and known.get("execution") in CANDIDATES[device.type]:
-        return Choice(known["execution"], known.get("ms_per_step", {}), False)
-    ms_per_step = measure(setup, state, device)
+        return Choice(known["execution"], known.get("ms_per_step", {}), False, known.get("threads"))
+    choice = measured(setup, state, device)
+    if set(choice.ms_per_step) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
+        others = dict(list(_read(file).items())[-MAX_KNOWN:])
+        entry = {"execution": choice.execution, "ms_per_step": choice.ms_per_step, "threads": choice.threads}
+        _write(file, {**others, key: entry})
+    return choice
+
+
+def measured(setup: Setup, state: State, device: torch.device) -> Choice:
+    """The fastest way now. On a CPU one thread, unless all of them take clearly less time, or the user has said how
+    many there should be."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1 or "OMP_NUM_THREADS" in os.environ:
+        return _fastest(measure(setup, state, device))
+    try:
+        torch.set_num_threads(1)
+        one = _fastest(measure(setup, state, device))._replace(threads=1)
+    finally:
+        torch.set_num_threads(threads)
+    every = _fastest(measure(setup, state, device))._replace(threads=threads)
+    return every if _ms(every) < WORTH * _ms(one) else one
+
+
+def _fastest(ms_per_step: Mapping[Execution, float]) -> Choice:
     if not ms_per_step:  # nothing else is possible
         return Choice("loop", {}, True)
     best = min(ms_per_step, key=lambda name: ms_per_step[name])
     first = next(iter(ms_per_step))
-    choice = Choice(best if ms_per_step[best] < CLEARLY * ms_per_step[first] else first, ms_per_step, True)
-    if set(ms_per_step) == set(CANDIDATES[device.type]):  # what fell back is found out, and said, again
-        others = dict(list(_read(file).items())[-MAX_KNOWN:])
-        _write(file, {**others, key: {"execution": choice.execution, "ms_per_step": ms_per_step}})
-    return choice
+    return Choice(best if ms_per_step[best] < CLEARLY * ms_per_step[first] else first, ms_per_step, True)
+
+
+def _ms(choice: Choice) -> float:
+    return choice.ms_per_step.get(choice.execution, math.inf)
 
 
 def _key(setup: Setup, device: torch.device) -> str:

@@ -66,6 +66,7 @@ class RunStarted(Event):
     execution: str  # how agents share the device
     ms_per_step: Mapping[str, float] = {}  # of each way that was measured
     measured: bool = False  # now; otherwise remembered, or there was nothing to choose
+    threads: int | None = None  # of a CPU that were chosen; None: as many as PyTorch has
     exchange: str = "simulated"
     ranks: int = 1
     agent: int | None = None  # of a peer

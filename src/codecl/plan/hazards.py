@@ -1,0 +1,77 @@
+"""What will hurt a run, found before it trains: a line each, with the remedy."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from codecl.data.task import TaskData
+from codecl.plan.graph import graph_of
+from codecl.train.state import Setup
+
+FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
+NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
+FEW_CLASSES = 0.5  # of a task's, as an agent sees them: batch norm then measures other statistics than the test's
+
+
+def hazards(setup: Setup) -> Iterator[str]:
+    """`field: what happens; what to do`."""
+    yield from _small_shards(setup)
+    yield from _slow_mixing(setup)
+    yield from _narrow_steps(setup)
+    yield from _batch_norms(setup)
+
+
+def _small_shards(setup: Setup) -> Iterator[str]:
+    batch = setup.train.batch_size
+    for data in setup.tasks:
+        shard = min(map(len, data.partition))
+        if shard < batch:
+            yield (
+                f"batch: an agent has {shard} images of task {data.name!r}, fewer than a batch of {batch}: it sees"
+                f" images twice in one step; use train.batch_size={shard} or fewer agents"
+            )
+            return
+
+
+def _slow_mixing(setup: Setup) -> Iterator[str]:
+    name, graph = setup.topology.name, graph_of(setup.topology)
+    steps = min(data.steps(setup.train.batch_size) for data in setup.tasks) * setup.train.epochs
+    if graph.rounds_tenfold > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
+        yield (
+            f"mixing: {name} takes {graph.rounds_tenfold} rounds to shrink disagreement tenfold, and a task has {steps}"
+            " steps: agents learn apart from each other; use more links (--topology exponential), fewer agents or more"
+            " epochs"
+        )
+
+
+def _narrow_steps(setup: Setup) -> Iterator[str]:
+    name, graph = setup.topology.name, graph_of(setup.topology, setup.train.order)
+    if graph.agents > 1 and graph.stable_below < NARROW:
+        yield (
+            f"lr: mixing before the step is stable only while lr × curvature is below {graph.stable_below:.2f} on"
+            f" {name} (train.lr is {setup.train.lr:g}); train.order=adapt-then-combine allows 2"
+        )
+
+
+def _batch_norms(setup: Setup) -> Iterator[str]:
+    if setup.topology.agents == 1 or not any(isinstance(layer, _BatchNorm) for layer in setup.module.modules()):
+        return
+    for data in setup.tasks:
+        seen = classes_seen(data)
+        if seen < FEW_CLASSES * data.classes:
+            yield (
+                f"norms: an agent's images of task {data.name!r} are of {seen:.1f} classes on average, of"
+                f" {data.classes}: batch norms measure other statistics there than on all of them, and accuracy"
+                " suffers; use a model with group norms, or a more even data.partition"
+            )
+            return
+
+
+def classes_seen(data: TaskData) -> float:
+    """Classes that an agent's images are of, on average over agents: e to the entropy of its labels, so that a class
+    with few images counts little."""
+    labels = data.train[1].cpu()
+    counts_AC = torch.stack([torch.bincount(labels[shard], minlength=data.classes) for shard in data.partition])
+    share_AC = counts_AC / counts_AC.sum(1, keepdim=True).clamp(min=1)
+    return float(torch.special.entr(share_AC).sum(1).exp().mean())
