@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1] / "src")]
-
 from codecl import __version__
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project, author, release = "codecl", "the codecl developers", __version__
 copyright = author
@@ -24,7 +24,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
 python_maximum_signature_line_length = 60
-nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries, and our own that are not exported
+nitpick_ignore_regex = [("py:.*", r"(?!codecl\.\w+$).*")]  # names of other libraries, and our own that are not exported
 
 html_theme = "furo"
 html_title = "codecl"

@@ -1,12 +1,12 @@
 """The reference pages, made from the code while the site is built.
 
-A line `<!-- made from the code: commands -->` in a page becomes what the function of that name below returns, in Markdown.
+A line `<!-- made from the code: commands -->` in a page becomes what the function of that name returns, in Markdown.
 """
 
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -54,7 +54,7 @@ def type_in_words(kind: Any) -> str:
         return ", ".join(code(yaml.safe_dump(value).split("\n")[0]) for value in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(map(type_in_words, parts))
-    if inspect.isclass(origin) and issubclass(origin, dict | types.MappingProxyType) or "Mapping" in str(origin):
+    if origin in (dict, Mapping):
         return f"{type_in_words(parts[1])} by name"
     if origin is tuple and parts[-1] is not Ellipsis:
         return "pair" if len(parts) == 2 else "list"
@@ -95,21 +95,20 @@ def _parameter(parameter: Any) -> tuple[str, str, str]:
     return name, parameter.help or "", code(parameter.default) if has_default else ""
 
 
-def fields(model: type[BaseModel] = configs.RunConfig, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, field, owner's default for it) of every field of the config."""
-    for name, field in model.model_fields.items():
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-            for inner, of_inner, default in fields(field.annotation, f"{path}{name}."):
-                given = getattr(field.default, of_inner.alias or inner.rpartition(".")[2], default)
-                yield inner, of_inner, given
+def fields(values: BaseModel, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, field, value) of every field in a config, as `--set` names them."""
+    for name, field in type(values).model_fields.items():
+        value = getattr(values, name)
+        if isinstance(value, BaseModel):
+            yield from fields(value, f"{path}{name}.")
         else:
-            yield f"{path}{name}", field, field.default
+            yield f"{path}{name}", field, value
 
 
 def config() -> str:
     """Every field, a table for each part of the config, then the options of methods and models."""
     parts: dict[str, list[Sequence[str]]] = {}
-    for name, field, default in fields():
+    for name, field, default in fields(configs.RunConfig()):
         part = name.split(".")[0] if "." in name else ""
         parts.setdefault(part, []).append((code(name), _allowed(field), _yaml(default), field.description or ""))
     out = [table(["field", "type", "default", "what it is"], parts.pop(""))]
@@ -157,24 +156,24 @@ def _model_options() -> str:
 
 def events() -> str:
     """Every kind of line in events.jsonl, with its fields; those that all have come first."""
-    common = told.Event.model_fields
-    beside = comments(told.Event)
-    out = [table(["field", "type", "what it is"], [(code(name), type_in_words(field.annotation), beside.get(name, ""))
-           for name, field in common.items()])]  # fmt: skip
+    out = [f"{plain(told.Event.__doc__)}\n\n{_event_fields(told.Event)}"]
     for kind in get_args(told.Recorded):
-        said = {name: text for base in reversed(kind.__mro__[:-2]) for name, text in _comments_of(base).items()}
-        rows = [
-            (code(name), type_in_words(field.annotation), said.get(name, ""))
-            for name, field in kind.model_fields.items()
-            if name not in common and not field.exclude
-        ]
-        about = plain(kind.__doc__) if "__doc__" in vars(kind) and kind.__doc__ else ""
-        out.append(f"## `{kind.model_fields['kind'].default}`\n\n{about}\n\n{table(['field', 'type', 'what it is'], rows)}")
+        own = _event_fields(kind, leave_out=told.Event.model_fields)
+        out.append(f"## `{kind.model_fields['kind'].default}`\n\n{plain(kind.__doc__)}\n\n{own}")
     return "\n".join(out)
 
 
-def _comments_of(kind: type) -> dict[str, str]:
-    return comments(kind) if kind.__module__ == told.__name__ else {}
+def _event_fields(kind: type[BaseModel], leave_out: Iterable[str] = ()) -> str:
+    """Those that are recorded; others hold live objects."""
+    said: dict[str, str] = {}
+    for base in kind.__mro__[::-1]:
+        said |= comments(base) if base.__module__ == told.__name__ else {}
+    rows = [
+        (code(name), type_in_words(field.annotation), said.get(name, ""))
+        for name, field in kind.model_fields.items()
+        if name not in leave_out and not field.exclude
+    ]
+    return table(["field", "type", "what it is"], rows)
 
 
 def presets() -> str:
@@ -227,17 +226,15 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def unlink(app: Sphinx, doctree: nodes.document) -> None:
-    """A folder, or a page that is not part of the site, is no link here, though on a web page of the repository it is."""
-    here = (Path(app.srcdir) / app.env.docname).parent
+    """Folders, and pages of the repository that are not part of the site, are plain words here."""
+    root, here = Path(app.srcdir), (Path(app.srcdir) / app.env.docname).parent
     for link in list(doctree.findall(addnodes.pending_xref)):
-        if link["reftype"] != "myst":
-            continue
-        is_folder = link["refdomain"] is None and (here / link["reftarget"].partition("#")[0]).is_dir()
-        no_page = link["refdomain"] == "doc" and link["reftarget"] not in app.env.found_docs
-        if (is_folder and link["reftarget"][:1] not in ("", "#")) or (
-            no_page and (Path(app.srcdir) / f"{link['reftarget']}.md").is_file()
-        ):
-            link.replace_self(link.children)
+        if link["reftype"] == "myst":
+            target = link["reftarget"]
+            is_folder = link["refdomain"] is None and not target.startswith("#") and (here / target).is_dir()
+            is_page = link["refdomain"] == "doc" and (root / f"{target}.md").is_file()
+            if is_folder or (is_page and target not in app.env.found_docs):
+                link.replace_self(link.children)
 
 
 def literals(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
