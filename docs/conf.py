@@ -16,6 +16,7 @@ source_suffix = {".md": "markdown"}
 include_patterns = ["docs/**", "benchmarks/*.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "build", "dist", "runs", "src", "tests", "docs/_*"]
 highlight_language = "none"
+smartquotes = False
 
 myst_heading_anchors = 4  # the anchors that GitHub has
 myst_enable_extensions = ["attrs_inline"]

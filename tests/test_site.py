@@ -51,8 +51,14 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
 
 
 def words_of(site, page):
-    """What one reads on a page, without tags."""
-    return html.unescape(re.sub(r"<[^>]+>", "", (site / "docs" / "reference" / f"{page}.html").read_text()))
+    """What one reads on a page of the reference, without tags."""
+    text = html.unescape(re.sub(r"<[^>]+>", "", (site / "docs" / "reference" / f"{page}.html").read_text()))
+    return re.sub(r"[ \n]*\n[ \n]*", "\n", text)
+
+
+def section_of(words, title):
+    """From a heading to the next one."""
+    return words.partition(f"\n{title}¶")[2].partition("¶")[0]
 
 
 def config_fields(values, path=""):
@@ -89,8 +95,7 @@ def test_the_reference_has_every_command_and_option(site):
     shown = words_of(site, "commands")
     assert len([*commands()]) > 20
     for path, command in commands():
-        section = shown.partition(" ".join(path) + "\N{PILCROW SIGN}")[2] or shown.partition(" ".join(path) + "¶")[2]
-        section = section or shown.partition("\n" + " ".join(path))[2]
+        section = section_of(shown, " ".join(path))
         assert section, path
         for parameter in command.params:
             assert all(option in section for option in parameter.opts if option.startswith("-")), (path, parameter.name)
@@ -99,7 +104,7 @@ def test_the_reference_has_every_command_and_option(site):
 def test_the_reference_has_every_event_preset_and_exported_name(site):
     shown = words_of(site, "events")
     for kind in get_args(Recorded):
-        section = shown.rpartition(f"\n{kind.model_fields['kind'].default}")[2]
+        section = section_of(shown, kind.model_fields["kind"].default)
         for name, field in kind.model_fields.items():
             assert field.exclude or name in Event.model_fields or name in section, (kind, name)
     listed = words_of(site, "presets")
@@ -146,9 +151,9 @@ def console_commands(text):
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         for part in re.sub(r"(^|\s)#.*", "", line).split(";"):
             words = shlex.split(part.strip().removeprefix("$ "))
-            if "codecl" in words[:1] or words[:1] == ["torchrun"] or (words and "=" in words[0]):
-                if "codecl" in words:
-                    yield [word for word in words[words.index("codecl") + 1 :] if word != "…"]
+            starts = words[:1] in (["codecl"], ["torchrun"]) or (words and "=" in words[0])
+            if starts and "codecl" in words:
+                yield [word for word in words[words.index("codecl") + 1 :] if word != "…"]
 
 
 COMMANDS = [
