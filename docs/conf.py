@@ -23,7 +23,6 @@ myst_enable_extensions = ["attrs_inline"]
 
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
 python_maximum_signature_line_length = 60
 nitpick_ignore_regex = [("py:.*", r"(?!codecl\.\w+$).*")]  # names of other libraries, and our own that are not exported
 

@@ -26,6 +26,7 @@ from codecl.train import events as told
 
 MARK = re.compile(r"^<!-- made from the code: (\w+) -->$", re.M)
 SAID = {"float": "number", "int": "whole number", "str": "text", "bool": "true or false", "Path": "path"}
+PLURAL = {"number": "numbers", "whole number": "whole numbers", "text": "texts", "pair": "pairs"}
 BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
@@ -59,7 +60,10 @@ def type_in_words(kind: Any) -> str:
     if origin is tuple and parts[-1] is not Ellipsis:
         return "pair" if len(parts) == 2 else "list"
     if origin is not None:
-        return f"list of {type_in_words(parts[0])}"
+        of = type_in_words(parts[0])
+        return f"list of {PLURAL.get(of, of)}"
+    if inspect.isclass(kind) and issubclass(kind, BaseModel):
+        return f"record ({', '.join(kind.model_fields)})"
     name = getattr(kind, "__name__", str(kind))
     return SAID.get(name, name)
 

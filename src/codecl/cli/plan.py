@@ -135,7 +135,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("agents that one hears", _span(graph.degree)),
         ("√ρ", f"{graph.contraction:.4f}"),
         ("spectral gap, 1 − √ρ", f"{graph.gap:.4f}"),
-        ("rounds to shrink disagreement 10×, 10⁶×", f"{graph.rounds_tenfold}, {graph.rounds_millionfold}"),
+        ("rounds to a tenth, to a millionth", f"{graph.rounds_tenfold}, {graph.rounds_millionfold}"),
         ("agreement: rounds, leaving", f"{graph.agree_rounds}, {graph.contraction**graph.agree_rounds:.1e}"),
         ("lr × curvature below", f"{graph.stable_below:.2f}"),
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
