@@ -19,7 +19,6 @@ highlight_language = "none"
 smartquotes = False
 
 myst_heading_anchors = 4  # the anchors that GitHub has
-myst_enable_extensions = ["attrs_inline"]
 
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"

@@ -145,6 +145,12 @@ def test_links_and_anchors_lead_somewhere(name):
             assert anchor in slugs(other.read_text()), target
 
 
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text())
+    assert sorted(listed) == sorted(page.name for page in folder.glob("0*.md"))
+
+
 def console_commands(text):
     """Every `codecl …` in console blocks, also behind a launcher; a list of words each."""
     blocks = [body for _, language, body in FENCE.findall(text) if language == "console"]

@@ -62,8 +62,9 @@ def type_in_words(kind: Any) -> str:
     if origin is not None:
         of = type_in_words(parts[0])
         return f"list of {PLURAL.get(of, of)}"
-    if inspect.isclass(kind) and issubclass(kind, BaseModel):
-        return f"record ({', '.join(kind.model_fields)})"
+    names = getattr(kind, "model_fields", None) or getattr(kind, "_fields", None)
+    if names:
+        return f"record ({', '.join(names)})"
     name = getattr(kind, "__name__", str(kind))
     return SAID.get(name, name)
 
