@@ -182,8 +182,7 @@ def _event_fields(kind: type[BaseModel], leave_out: Iterable[str] = ()) -> str:
 
 
 def presets() -> str:
-    rows = [(code(name), about[:1].upper() + about[1:] + ".") for name, about in configs.presets().items()]
-    return table(["preset", "what it is"], rows)
+    return table(["preset", "what it is"], [(code(name), about) for name, about in configs.presets().items()])
 
 
 def api() -> str:
