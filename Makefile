@@ -1,5 +1,6 @@
 # make demo   sets up (once), runs the quickstart and writes a page about it
 # make test   sets up (once) and runs every check
+# make docs   sets up (once) and builds the documentation site into build/site
 # make long   runs fleets into every fault, plans every preset, measures rates: half an hour
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 BROWSER = command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	|| { [ "$$(id -u)" = 0 ] && apt-get install -y -qq chromium >/dev/null 2>&1; }
 
-.PHONY: demo test quick long lint clean
+.PHONY: demo test quick long lint docs clean
 
 demo: .venv/demo.stamp
 	$(BIN)/codecl run
@@ -30,6 +31,10 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/dev.stamp
+	$(BIN)/sphinx-build -W --keep-going -n -q -c docs . build/site
+	@echo $(CURDIR)/build/site/index.html
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -120,7 +120,7 @@ def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing(
         assert words in picture
 
 
-def test_the_walks_of_the_architecture_name_what_exists():
+def test_the_paths_through_the_architecture_name_what_exists():
     page = (ROOT / "docs" / "architecture.md").read_text()
     steps = [line for line in page.splitlines() if re.match(r"\d+\. `", line)]
     assert len(steps) >= 25
@@ -129,6 +129,6 @@ def test_the_walks_of_the_architecture_name_what_exists():
         source = (ROOT / "src" / "codecl" / path).read_text()
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^\s*(def|class) {name}\b", source, re.M), f"{path} has no {name}"
-    image, coordinate, _ = page.split("## The walk of ")[1:]
+    image, coordinate, _ = page.split("## The path of ")[1:]
     assert len({*re.findall(r"^\d+\. `([\w/.]+)`", image, re.M)}) <= 11, "files"
     assert len(re.findall(r"^\d+\. ", coordinate, re.M)) <= 9, "hops"

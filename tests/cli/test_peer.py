@@ -191,8 +191,8 @@ def test_spans_say_who_was_missed_when():
 
 def test_the_page_says_how_a_fleet_is_made(tmp_path):
     page = (ROOT / "docs" / "peers.md").read_text()
-    (line,) = [line.split() for line in page.splitlines() if line.strip().startswith("codecl peer init")]
-    done = codecl(*line[1:], cwd=tmp_path)
+    (line,) = [line.split() for line in page.splitlines() if line.strip().startswith("$ codecl peer init")]
+    done = codecl(*line[2:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     made = sorted(path.name for path in (tmp_path / "fleet" / "agent-3").iterdir())
     assert made == ["agent.yaml", "certificate.pem", "fleet.yaml", "key.pem"]

@@ -34,7 +34,7 @@ def table(
     output_format: common.Format = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Results of recorded runs: mean ± std over seeds, a row a configuration."""
+    """Results of recorded runs: mean ± std over seeds, one row for each configuration."""
     from codecl.report import formats
     from codecl.report.configurations import finished
     from codecl.report.tables import plain, results
@@ -63,7 +63,7 @@ def frontier(
     output_format: common.Format = None,
     as_json: PlainJson = False,
 ) -> None:
-    """The trade-off of recorded runs: accuracy, bytes sent and numbers kept, a row a configuration; which are best."""
+    """The trade-off of recorded runs, one row for each configuration: accuracy, bytes sent, numbers kept."""
     from codecl.report import formats
     from codecl.report import frontier as trade_off
     from codecl.report.configurations import command, finished

@@ -27,7 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Every case as JSON, nothin
 def check(
     problems: Problems = 20,
     seeds: Annotated[int, typer.Option(min=2, help="Noise seeds of each: the bounds are on expectations.")] = 10,
-    steps: Annotated[int, typer.Option(min=10, help="Of each run.")] = 100,
+    steps: Annotated[int, typer.Option(min=10, help="Of each problem's run.")] = 100,
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything: half a minute.")] = False,
     out: Annotated[Path, typer.Option("--out", help="Where the two rate figures go.")] = Path("theory"),
     as_json: AsJson = False,

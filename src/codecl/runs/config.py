@@ -60,6 +60,8 @@ class Choice(BaseModel):
 class MethodChoice(Choice):
     """Any method of the table or a user's own, its options checked and completed by the method itself."""
 
+    name: str = Field(description="a name from `codecl methods`, or file.py:Class")
+
     def kind(self) -> type[Method]:
         kind = lookup("method", METHODS, self.name)
         if not (inspect.isclass(kind) and issubclass(kind, Method)):
@@ -72,6 +74,8 @@ class MethodChoice(Choice):
 
 class ModelChoice(Choice):
     """Any model of the table or a user's own function of (shape, classes, **options)."""
+
+    name: str = Field(description="a name from `codecl models`, or file.py:function")
 
     def check(self) -> None:
         if self.name == "own":
@@ -91,8 +95,8 @@ class RunConfig(BaseModel):
 
     preset: str = Field("quickstart", pattern=r"^[\w.-]*\w$", description="the benchmark's name")
     seed: int = Field(0, ge=0, description="of everything random")
-    dtype: Literal["float32", "float64"] = "float32"
-    agents: int = Field(4, ge=1, le=4096)
+    dtype: Literal["float32", "float64"] = Field("float32", description="of weights and messages")
+    agents: int = Field(4, ge=1, le=4096, description="how many learn together")
     topology: TopologyConfig = TopologyConfig()
     data: DataConfig = DataConfig()
     model: ModelChoice = ModelChoice(name="convnet")

@@ -21,11 +21,11 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=True)
     always: ClassVar[tuple[str, ...]] = ("kind", "time", "task", "epoch", "step")
 
-    kind: str
-    time: float | None = None
-    task: int | None = None
-    epoch: int | None = None
-    step: int | None = None
+    kind: str  # what happened
+    time: float | None = None  # seconds since 1970
+    task: int | None = None  # from 0
+    epoch: int | None = None  # of the task, from 0
+    step: int | None = None  # from the task's start
 
     def record(self) -> dict[str, Any]:
         """For `events.jsonl`: plain values; what does not apply is left out."""
@@ -47,37 +47,37 @@ class InTask(Event):
 class Sent(InTask):
     """Something was sent: messages (a directed edge each) and their bytes, of all agents."""
 
-    messages: int
-    bytes: int
+    messages: int  # a directed edge each
+    bytes: int  # of all of them
 
 
 class RunStarted(Event):
     kind: Literal["run"] = "run"
-    benchmark: str
-    method: str
-    agents: int
-    topology: str
-    seed: int
-    tasks: int
+    benchmark: str  # the preset's name
+    method: str  # by its name
+    agents: int  # how many
+    topology: str  # by its name
+    seed: int  # of everything random
+    tasks: int  # how many
     each_task_alone: bool = False  # scored right after each task, as `stl` is
     edges: Sequence[tuple[int, int]]  # (sender, hearer)
-    contraction: float
+    contraction: float  # √ρ: what one round leaves of any disagreement, at most
     digest: str  # of the config
     execution: str  # how agents share the device
     ms_per_step: Mapping[str, float] = {}  # of each way that was measured
     measured: bool = False  # now; otherwise remembered, or there was nothing to choose
     threads: int | None = None  # of a CPU that were chosen; None: as many as PyTorch has
-    exchange: str = "simulated"
-    ranks: int = 1
-    agent: int | None = None  # of a peer
-    fleet: str | None = None
+    exchange: str = "simulated"  # or cluster, or peers
+    ranks: int = 1  # processes of a cluster
+    agent: int | None = None  # of a peer: its number
+    fleet: str | None = None  # of a peer: the fleet's name
     data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
 
 
 class TaskOpened(InTask):
     kind: Literal["task"] = "task"
-    name: str
-    classes: int
+    name: str  # of the task
+    classes: int  # how many
     steps: int  # of an epoch
     coordinates: int  # numbers in a message
     full: int  # numbers in a message of full communication
@@ -85,7 +85,7 @@ class TaskOpened(InTask):
     kept: int  # numbers that the task keeps for itself: head, own norms, norm statistics, own directions
     body: int | None = None  # numbers that all tasks share; None: recorded before it was
     itemsize: int  # bytes of a number
-    free: Mapping[str, int]
+    free: Mapping[str, int]  # free directions of each layer
     trained: Mapping[str, int] | None = None  # the free directions that it trains in, where they were chosen
     own: Mapping[str, int] | None = None  # its own directions, where it has some
     factored: Sequence[str] = ()  # layers that run in the factored form
@@ -96,9 +96,9 @@ class DirectionsChosen(Sent):
     """Before a task opens: the directions in which it trains were chosen, and flooded."""
 
     kind: Literal["directions"] = "directions"
-    chosen: int
-    digest: str
-    seconds: float
+    chosen: int  # the agent that flooded them
+    digest: str  # of what was flooded
+    seconds: float  # that it took
 
 
 class Stepped(Event):
@@ -114,43 +114,43 @@ class EpochEnded(Sent):
     epoch: int
     step: int
     loss: Sequence[float]  # by agent, mean over the epoch
-    lr: float
-    consensus_error: float | None = None
+    lr: float  # η in this epoch
+    consensus_error: float | None = None  # mean squared distance of agents to their mean
     disagreement: float | None = None  # of a peer: mean squared distance to the neighbours that it heard
     missed: Mapping[str, Sequence[tuple[int, int]]] | None = None  # of a peer: by neighbour, spans of steps
     mu_mean: float | None = None  # over agents, where it is measured: see train/constraint.py
-    mu_max: float | None = None
-    execution: str
-    seconds: float
+    mu_max: float | None = None  # the largest
+    execution: str  # how agents shared the device
+    seconds: float  # that the epoch took
     live: Any = Live  # what a checkpoint needs
 
 
 class Agreed(Sent):
     kind: Literal["agree"] = "agree"
-    rounds: int
+    rounds: int  # of gossip without gradients
     parts: int = 1  # of a row, a message each
     consensus_error: float | None = None  # what is left
-    disagreement: float | None = None
-    missed: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    disagreement: float | None = None  # of a peer
+    missed: Mapping[str, Sequence[tuple[int, int]]] | None = None  # of a peer
 
 
 class Grown(Sent):
     kind: Literal["grow"] = "grow"
-    chosen: int
-    seconds: float
+    chosen: int  # the agent that grew the core space
+    seconds: float  # that it took
 
 
 class Flooded(Sent):
     kind: Literal["flood"] = "flood"
-    chosen: int
-    digest: str
+    chosen: int  # the agent whose model everyone has now
+    digest: str  # of what was flooded
     state: Any = Live
 
 
 class Evaluated(InTask):
     kind: Literal["eval"] = "eval"
     accuracy: Sequence[float]  # of each task so far, percent
-    seconds: float
+    seconds: float  # that it took
     state: Any = Live
 
 
@@ -158,9 +158,9 @@ class MemberChanged(Event):
     """A peer lost a neighbour, or has it back."""
 
     kind: Literal["member"] = "member"
-    agent: int
-    state: str
-    why: str | None = None
+    agent: int  # whose state changed
+    state: str  # connected, lost, back, dead, alive, linked, joined, gone, discarded, …
+    why: str | None = None  # in words
     tasks: Sequence[int] | None = None  # that were discarded
 
 
@@ -179,13 +179,13 @@ class LinksClosed(Event):
     """A peer's last word on its links."""
 
     kind: Literal["links"] = "links"
-    links: Mapping[str, LinkBytes]
-    missed: int
+    links: Mapping[str, LinkBytes]  # bytes by neighbour
+    missed: int  # messages that did not come in time
 
 
 class RunEnded(Event):
     kind: Literal["end"] = "end"
-    status: Status
+    status: Status  # complete; degraded: somebody missed something; partial: stopped
 
 
 Recorded = (
