@@ -2,6 +2,7 @@
 installs and works outside the checkout."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,29 +139,18 @@ def test_the_wheel_runs_the_quickstart_outside_the_checkout(built, tmp_path):
     venv.create(home, with_pip=False)
     (site,) = home.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])  # its own .pth files stay unread
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        home / "bin" / "python",
-        "install",
-        "-q",
-        "--no-deps",
-        built.wheel,
-    ]
-    subprocess.run(install, check=True, timeout=300)
-    where = [home / "bin" / "python", "-c", "import codecl; print(codecl.__file__)"]
-    assert str(site) in subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    done = subprocess.run(
-        [home / "bin" / "codecl", "run", "--json", "--quiet", "--set", "train.epochs=2"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    codec, dpsgd = json.loads(done.stdout)
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
+    subprocess.run([*pip, "install", "-q", "--no-deps", built.wheel], check=True, timeout=300)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(program, *arguments):
+        command = [home / "bin" / program, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert str(site) in run("python", "-c", "import codecl; print(codecl.__file__)")
+    codec, dpsgd = json.loads(run("codecl", "run", "--json", "--quiet", "--set", "train.epochs=2"))
     assert (codec["method"], dpsgd["method"]) == ("codec", "dpsgd")
     assert codec["bwt"] > dpsgd["bwt"]
     assert (tmp_path / codec["folder"] / "model" / "body.safetensors").is_file()
