@@ -213,7 +213,8 @@ def _heat(axes: Axes, figure: Heat) -> None:
         for column, value in enumerate(cells):
             if value is not None:
                 ink = "white" if value > position else INK
-                axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=ink, size=8)
+                text = f"{value:.1f}" if figure.unit == "%" else f"{value:g}"
+                axes.text(column, row, text, ha="center", va="center", color=ink, size=8)
     axes.set_xlabel(figure.x)
     axes.set_ylabel(figure.y)
 

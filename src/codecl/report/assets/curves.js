@@ -60,7 +60,7 @@ const Curves = (() => {
     const [least, most] = extent(figure);
     const all = [...figure.marks.map(([x]) => x), most];
     const room = (i) => ((all[i + 1] - all[i]) / (most - least || 1)) * (look.width - 70) - 4;
-    const fitting = (name, width) => [name, name.match(/\d+$/)?.[0] ?? cut(name, Math.max(3, Math.floor(width / 5.6)))]
+    const fitting = (name, width) => [name, name.match(/^\d+|\d+$/)?.[0] ?? cut(name, Math.max(3, Math.floor(width / 5.6)))]
       .find((text) => text.length * 5.6 <= width) ?? '';
     return {
       type: 'line', name: '', data: [], silent: true, lineStyle: { width: 0 },
