@@ -7,6 +7,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,9 +126,8 @@ class Configuration(NamedTuple):
         """What its tasks are called, with their numbers from 1: `1 digits`; `task 1` where there are no names."""
         known = {event.task: event.name for run in self.runs for event in run.of(TaskOpened)}
         count = max(self.metrics.tasks, *(task + 1 for task in known), 0)
-        plain = [f"task {number}" for number in range(1, count + 1)]
-        names = [known.get(task) or name for task, name in enumerate(plain)]
-        return plain if names == plain else [f"{number} {name}" for number, name in enumerate(names, 1)]
+        names = {task: f"{task + 1} {name}" for task, name in known.items() if name and name != f"task {task + 1}"}
+        return [names.get(task) or f"task {task + 1}" for task in range(count)]
 
     @property
     def partial(self) -> bool:
@@ -227,11 +227,14 @@ def compared(
 
 
 def common_tasks(configurations: Sequence[Configuration]) -> list[str]:
-    """What tasks are called where several configurations are shown; numbers where they have not the same."""
+    """What tasks are called where several configurations are shown; numbers where they have not the same. One that has
+    not come to a task yet does not know its name."""
     lists = [configuration.tasks for configuration in configurations]
-    longest = max(lists, key=len)
-    same = all(names == longest[: len(names)] for names in lists)
-    return longest if same else [f"task {number}" for number in range(1, len(longest) + 1)]
+    plain = [f"task {number}" for number in range(1, max(map(len, lists)) + 1)]
+    names = [{*of_task, number} - {None} for number, of_task in zip(plain, zip_longest(*lists), strict=True)]
+    if any(len(of_task) > 2 for of_task in names):
+        return plain
+    return [next(iter(of_task - {number}), number) for number, of_task in zip(plain, names, strict=True)]
 
 
 def variant(run: Run) -> str:

@@ -8,7 +8,7 @@ from codecl.report.configurations import Configuration
 from codecl.report.formats import size
 from codecl.train.events import TaskOpened
 
-MAX_SETTINGS = 3  # that are told; the table has all
+MAX_SETTINGS = 2  # that are told; the table has all
 LEVEL = 0.5  # points of accuracy that are not worth a word
 NEAR_CHANCE = 0.1  # of the way from guessing to perfection
 AS_MUCH = 0.1  # % of the bytes: neither more nor less
@@ -33,11 +33,12 @@ def headline(configurations: Sequence[Configuration]) -> Headline:
     results = [_told(methods, several=len(settings) > 1) for methods in told]
     notes, unfinished = [], sum(one.partial for one in configurations)
     if len(settings) > len(told):
-        notes.append(f"{len(settings) - len(told)} more in the table.")
+        notes.append(f"{len(settings) - len(told)} more in the table below.")
     if max(len(one.runs) for methods in told for one in methods) == 1:
         notes.append("Each of these is a single run, with one seed: a difference of a point or two can be chance.")
     if unfinished:
-        notes.append(f"{unfinished} {'is' if unfinished == 1 else 'are'} not finished, and left out of this.")
+        are = "configuration is" if unfinished == 1 else "configurations are"
+        notes.append(f"{unfinished} {are} not finished, and left out of this.")
     return Headline(results, notes)
 
 
@@ -59,24 +60,28 @@ def _acc(one: Configuration) -> float | None:
 def _kept(first: Configuration, others: Sequence[Configuration]) -> str:
     """What is known at the end and what was forgotten, of one method and of those to compare it with."""
     tasks = "its one task" if first.metrics.tasks == 1 else f"its {first.metrics.tasks} tasks"
-    said = [f"{_ends(first)} on {tasks}{_forgot(first)}", *(f"{_ends(one)}{_forgot(one)}" for one in others)]
-    return f"{'; '.join(said)}."
+    gets = "gets" if first.metrics.each_task_alone else "ends at"
+    said = f"{_called(first, others)} {gets} {_acc(first) or 0.0:.1f} % on {tasks}{_forgot(first)}."
+    rest = [f"{_called(one, [first, *others])} {_acc(one) or 0.0:.1f} %{_forgot(one)}" for one in others]
+    return f"{said} In the same setting: {'; '.join(rest)}." if rest else said
 
 
-def _ends(one: Configuration) -> str:
-    alone = one.metrics.each_task_alone
-    return f"{one.metrics.method} {'gets' if alone else 'ends at'} {_acc(one) or 0.0:.1f} %"
+def _called(one: Configuration, others: Sequence[Configuration]) -> str:
+    """Its method; with what is special about it where another has the same."""
+    method, words = one.metrics.method, one.name.partition(", ")[2]
+    twice = any(other is not one and other.metrics.method == method for other in others)
+    return f"{method} ({words})" if twice and words else method
 
 
 def _forgot(one: Configuration) -> str:
     bwt = one.score(lambda run: run.bwt).mean
     if one.metrics.each_task_alone:
-        return " learning each task alone"
+        return ", each learned alone"
     if bwt is None or one.metrics.tasks < 2:
         return ""
     if bwt <= -LEVEL:
-        return f", having forgotten {-bwt:.1f} points"
-    return f", having gained {bwt:.1f} points on old tasks" if bwt >= LEVEL else ", having forgotten next to nothing"
+        return f", with {-bwt:.1f} points forgotten"
+    return f", with {bwt:.1f} points gained on old tasks" if bwt >= LEVEL else ", with next to nothing forgotten"
 
 
 def _judged(first: Configuration, others: Sequence[Configuration]) -> list[str]:
@@ -85,11 +90,11 @@ def _judged(first: Configuration, others: Sequence[Configuration]) -> list[str]:
     out = []
     if chance is not None and acc < chance + NEAR_CHANCE * (100 - chance):
         out.append(f"That is hardly better than guessing, which gets {chance:.0f} %.")
-    ahead = [one.metrics.method for one in others if (_acc(one) or 0.0) > acc + LEVEL and _opponent(one)]
+    ahead = [_called(one, others) for one in others if (_acc(one) or 0.0) > acc + LEVEL and _opponent(one)]
     if ahead:
         out.append(f"{' and '.join(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead of {first.metrics.method} here.")
     if not any(map(_opponent, others)):
-        out.append("There is no other method in the same setting to compare it with.")
+        out.append("There is no other method that learns task after task in the same setting to compare it with.")
     return out
 
 

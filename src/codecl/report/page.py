@@ -166,7 +166,9 @@ def render(page: Page) -> str:
 def context(runs: Sequence[Run]) -> str:
     """What the runs are, in a sentence."""
     presets = list(dict.fromkeys(run.metrics.benchmark for run in runs))
-    said = f"{_counted(len(runs), 'run')} of {_counted(len(group(runs)), 'configuration')}"
+    firsts = [(one.metrics, one.variant) for one in group(runs)]  # those that ended otherwise are no others
+    distinct = {(run.benchmark, run.method, run.topology, run.agents, variant) for run, variant in firsts}
+    said = f"{_counted(len(runs), 'run')} of {_counted(len(distinct), 'configuration')}"
     return f"{said}; {'preset' if len(presets) == 1 else 'presets'}: {', '.join(presets)}."
 
 

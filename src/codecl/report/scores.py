@@ -8,7 +8,7 @@ from codecl.report.tables import in_order, results
 from codecl.runs.reader import Run
 
 NAMES = ("preset", "method", "agents", "variant", "status")  # columns that a row's head says
-LAST = ("seeds",)
+LAST = ("sent", "ms a step", "seeds")  # columns that matter less where there is little room
 REFERENCE = (
     "the same ratio as the authors count it, to set beside the paper's: every head and norm in every message, nothing"
     " of what is sent between tasks."
@@ -62,7 +62,7 @@ def scores(runs: Sequence[Run], paper: bool) -> Scores:
     configurations = in_order(group(runs)) if paper else group(runs)
     sheet = results(runs, paper)
     columns = [column for column in sheet.columns if column.title not in NAMES]
-    columns.sort(key=lambda column: column.title in LAST)
+    columns.sort(key=lambda column: LAST.index(column.title) if column.title in LAST else -1)
     cells = list(zip(*(column.cells for column in columns), strict=True))
     rows = [(one, _row(one, values)) for one, values in zip(configurations, cells, strict=True)]
     groups = [

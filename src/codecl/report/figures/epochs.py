@@ -83,10 +83,14 @@ def _missed(configurations: Sequence[Configuration], lines: Sequence[Series]) ->
     apart = max(abs(one - other) / max(abs(one), abs(other), TINY) for one, other in points)
     if apart <= ON_EACH_OTHER:
         return [
-            f"codec and codec-full lie on each other (they differ by at most {apart:.1%}): what codec does not send is"
-            " not missed. The paper's Figure 7."
+            f"codec and codec-full lie on each other (they differ by {_at_most(100 * apart)}): what codec does not send"
+            " is not missed. The paper's Figure 7."
         ]
-    return [f"codec and codec-full, which sends whole weights, differ by up to {apart:.0%}."]
+    return [f"codec and codec-full, which sends whole weights, differ by {_at_most(100 * apart)}."]
+
+
+def _at_most(percent: float) -> str:
+    return "less than 0.1 %" if percent < 0.1 else f"at most {percent:.1f} %"
 
 
 def _far_apart(lines: Sequence[Series]) -> bool:

@@ -36,7 +36,7 @@ def _lost(series: Sequence[Series]) -> str:
     fall, most = max(falls, key=lambda pair: pair[0])
     if fall < A_POINT:
         return "All lines stay level: no task has lost as much as a point."
-    return f"What falls was forgotten: most of {most.name}, from {most.y[0]:.1f} to {most.y[-1]:.1f} %."
+    return f"What falls was forgotten: most of all “{most.name}”, from {most.y[0]:.1f} to {most.y[-1]:.1f} %."
 
 
 def _stopped(configuration: Configuration) -> list[str]:
@@ -166,7 +166,9 @@ def _held(configuration: Configuration, run: Run, counts: Mapping[int, Mapping[s
     some = [sum(by_agent[one] > 0 for by_agent in of_task.values()) for of_task in counts.values() for one in agents]
     least, most = min(some), max(some)
     said = ["Training images. Row: an agent. Column: a class, after the number of its task."]
-    said.append(f"An agent has images of {most if least == most else f'{least} to {most}'} classes of a task.")
+    sizes = {len(of_task) for of_task in counts.values()}
+    of_all = f" of the {sizes.pop()}" if len(sizes) == 1 else ""
+    said.append(f"An agent has images of {most if least == most else f'{least} to {most}'}{of_all} classes of a task.")
     if len(configuration.runs) > 1:
         said.append(f"Of seed {run.metrics.seed}; other seeds are dealt anew.")
     return Heat(

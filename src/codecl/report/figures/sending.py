@@ -27,7 +27,8 @@ def compression(configurations: Sequence[Configuration]) -> Bars | Lines | None:
     said = (
         "What full communication sends, divided by what is sent, while each task is learned: 1 where nothing is saved."
     )
-    about = " ".join([said, *_growing(series)])
+    finished = {one.name for one in configurations if not one.partial}
+    about = " ".join([said, *_growing([line for line in series if line.name in finished])])
     if len(series) > MAX_BARS:
         return Lines("compression", title, about, "task", y, series, ticks=tasks)
     return Bars("compression", title, about, y, tasks, [in_categories(line, len(tasks)) for line in series])
@@ -36,7 +37,7 @@ def compression(configurations: Sequence[Configuration]) -> Bars | Lines | None:
 def _growing(lines: Sequence[Series]) -> list[str]:
     """Whether later tasks send less, and how much less where that is most."""
     ends = [(line.y[-1] or 0.0, line.y[0] or 0.0, line.name) for line in lines]
-    last, first, name = max(ends)
+    last, first, name = max(ends, default=(0.0, 1.0, ""))
     if last < GROWS * first:
         return []
     return [
@@ -126,6 +127,9 @@ def amount(configurations: Sequence[Configuration]) -> Bars | None:
     runs = [run for configuration in shown for run in configuration.runs]
     unit, power = unit_for(max(count(run.metrics.traffic) for run in runs for count in sent.values()))
 
+    some = any(configuration.partial for configuration in shown)
+    so_far = " One that is marked partial has sent less because it has done less." if some else ""
+
     def bars(name: str, count: Callable[[Traffic], int]) -> Series:
         return _bars(name, shown, lambda run: count(run.traffic) / 1000**power)
 
@@ -133,7 +137,7 @@ def amount(configurations: Sequence[Configuration]) -> Bars | None:
         "bytes",
         f"{unit} sent",
         "By all agents in a whole run: in training, and at the ends of tasks (agreement, growth, flood). Full"
-        " communication is what whole weights would have taken in the same rounds.",
+        f" communication is what whole weights would have taken in the same rounds.{so_far}",
         unit,
         [configuration.name for configuration in shown],
         [bars(name, count) for name, count in sent.items()],
