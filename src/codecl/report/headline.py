@@ -29,7 +29,7 @@ def headline(configurations: Sequence[Configuration]) -> Headline:
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for one in finished:
         settings.setdefault(one.setting, []).append(one)
-    told = list(settings.values())[:MAX_SETTINGS]
+    told = sorted(settings.values(), key=lambda methods: len(methods) == 1)[:MAX_SETTINGS]  # with something to compare
     results = [_told(methods, several=len(settings) > 1) for methods in told]
     notes, unfinished = [], sum(one.partial for one in configurations)
     if len(settings) > len(told):

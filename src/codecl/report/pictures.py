@@ -104,7 +104,8 @@ def _lines(axes: Axes, figure: Lines) -> None:
         axes.set_yscale("log")
     for place, series in enumerate(figure.series):
         hides = any(_same(series, other) for other in figure.series[:place])  # then dashes let the other be seen
-        dashes = DASHES[(place // len(COLOURS) + hides) % len(DASHES)]
+        partial = series.name.endswith("(partial)")
+        dashes = DASHES[2] if partial else DASHES[(place // len(COLOURS) + hides) % len(DASHES)]
         _line(axes, series, COLOURS[place % len(COLOURS)], dashes, figure.log)
     _marks(axes, figure.marks)
     if figure.log_x:

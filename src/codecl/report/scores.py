@@ -75,8 +75,9 @@ def scores(runs: Sequence[Run], paper: bool) -> Scores:
 
 def _row(configuration: Configuration, cells: Sequence[str]) -> Row:
     name, *words = configuration.name.removesuffix(f" ({configuration.metrics.status})").split(", ")
-    others = [word for word in configuration.variant.split(", ") if word not in words]
-    return Row(name, ", ".join(filter(None, [*words, *others])), status(configuration), cells)
+    whole = [word for word in words if not word.endswith("…")]  # a variant is not cut here
+    others = [word for word in configuration.variant.split(", ") if word not in whole]
+    return Row(name, ", ".join(filter(None, [*whole, *others])), status(configuration), cells)
 
 
 def status(configuration: Configuration) -> str:

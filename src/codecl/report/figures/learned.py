@@ -69,7 +69,7 @@ def mean(configurations: Sequence[Configuration]) -> Lines | None:
     if len(shown) > 1:
         said.append("The higher a line ends, the more is known of all tasks together.")
     if any(configuration.partial for configuration in shown):
-        said.append("A line that is marked partial is of some of the tasks only: do not compare its end with others.")
+        said.append("A dotted line, marked partial, is of some of the tasks only: do not compare its end with others.")
     return Lines(
         "mean",
         "Mean accuracy over the tasks so far",
