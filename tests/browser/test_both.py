@@ -102,7 +102,7 @@ def test_nothing_is_claimed_without_its_runs_and_every_figure_is_drawn(window, r
     text = window.evaluate("() => document.querySelector('main').innerText").replace("\xa0", " ")
     headline = text[: text.index("Results")]
     assert "codec ends at 53.7 % on its 10 tasks, with 1.2 points forgotten" in headline
-    assert "dpsgd 31.4 %" in headline
+    assert "dpsgd (degraded) 31.4 %" in headline
     assert "96.5" not in headline
     assert "codec-full" not in text
     assert "It grows" not in text, "no task sent less than the first"

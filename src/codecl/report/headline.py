@@ -33,7 +33,8 @@ def headline(configurations: Sequence[Configuration]) -> Headline:
     results = [_told(methods, several=len(settings) > 1) for methods in told]
     notes, unfinished = [], sum(one.partial for one in configurations)
     if len(settings) > len(told):
-        notes.append(f"{len(settings) - len(told)} more in the table below.")
+        more = len(settings) - len(told)
+        notes.append(f"{more} more {'setting is' if more == 1 else 'settings are'} in the table below.")
     if max(len(one.runs) for methods in told for one in methods) == 1:
         notes.append("Each of these is a single run, with one seed: a difference of a point or two can be chance.")
     if unfinished:
@@ -67,8 +68,11 @@ def _kept(first: Configuration, others: Sequence[Configuration]) -> str:
 
 
 def _called(one: Configuration, others: Sequence[Configuration]) -> str:
-    """Its method; with what is special about it where another has the same."""
-    method, words = one.metrics.method, one.name.partition(", ")[2]
+    """Its method; how it ended where that was not well; what is special about it where another has the same method."""
+    method, state = one.metrics.method, one.metrics.status
+    if state != "complete":
+        return f"{method} ({state})"
+    words = one.name.partition(", ")[2]
     twice = any(other is not one and other.metrics.method == method for other in others)
     return f"{method} ({words})" if twice and words else method
 

@@ -30,13 +30,11 @@ def forgetting(configuration: Configuration) -> Lines | None:
 
 def _lost(series: Sequence[Series]) -> str:
     """What later tasks have cost, of the task that it cost most."""
-    falls = [
-        (line.y[0] - line.y[-1], line) for line in series if line.y and line.y[0] is not None and line.y[-1] is not None
-    ]
-    fall, most = max(falls, key=lambda pair: pair[0])
-    if fall < A_POINT:
+    ends = [(line.y[0] or 0.0, line.y[-1] or 0.0, line.name) for line in series if line.y]
+    first, last, name = max(ends, key=lambda end: end[0] - end[1], default=(0.0, 0.0, ""))
+    if first - last < A_POINT:
         return "All lines stay level: no task has lost as much as a point."
-    return f"What falls was forgotten: most of all “{most.name}”, from {most.y[0]:.1f} to {most.y[-1]:.1f} %."
+    return f"What falls was forgotten: most of all “{name}”, from {first:.1f} to {last:.1f} %."
 
 
 def _stopped(configuration: Configuration) -> list[str]:
