@@ -6,9 +6,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# a browser for the tests of the report page: one that is there, or Debian's where we may install it
+# browsers for the tests of the report page: those that are there, or Debian's where we may install them
 BROWSER = command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	|| { [ "$$(id -u)" = 0 ] && apt-get install -y -qq chromium >/dev/null 2>&1; }
+FIREFOX = command -v firefox-esr >/dev/null || command -v firefox >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && apt-get install -y -qq firefox-esr >/dev/null 2>&1; }
 
 .PHONY: demo test quick long lint docs clean
 
@@ -52,4 +54,5 @@ clean:
 	@echo "setting up .venv with the checks (once; a few minutes) ..."
 	$(INSTALL) -e '.[dev]'
 	@$(BROWSER) || echo "no chromium: tests of the report page are skipped (Debian: apt-get install chromium)"
+	@$(FIREFOX) || echo "no firefox: the report page is tested in chromium only (Debian: apt-get install firefox-esr)"
 	@touch $@ .venv/demo.stamp

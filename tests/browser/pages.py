@@ -4,8 +4,9 @@ import math
 
 from codecl.report.configurations import Refused
 from codecl.report.figures import Bars, Heat, Lines, Network, Points, Section, Series
-from codecl.report.formats import Column, Sheet
+from codecl.report.headline import Headline
 from codecl.report.page import Page, RecordedSeeds
+from codecl.report.scores import Row, Rows, Scores, Title, terms
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 LONG = "a-name-without-end-" * 20
@@ -86,24 +87,20 @@ def sections(names=TASKS):
     ]
 
 
-def results(names=CONFIGURATIONS):
-    columns = [
-        Column("method", list(names), words=True),
-        Column("seeds", ["2"] * len(names)),
-        Column("ACC %", [f"{80 - place:.2f} ± 0.31" for place in range(len(names))]),
-    ]
-    records = [
-        {"benchmark": "quickstart", "method": n, "topology": "ring", "agents": 4, "variant": "", "seeds": 2}
-        for n in names
-    ]
-    return Sheet("results", columns, "", records)
+def scores(names=CONFIGURATIONS):
+    columns = [Title("ACC %", False), Title("seeds", False)]
+    rows = [Row(name, "lr=0.1", "complete", [f"{80 - place:.2f} ± 0.31", "2"]) for place, name in enumerate(names)]
+    stopped = Row(names[0], names[0], "partial: 1 of 5 tasks", ["96.00", "1"])
+    return Scores(columns, [Rows("", rows), Rows("Not finished", [stopped])], terms(columns), [])
 
 
 def page():
     return Page(
         "codecl: quickstart",
+        Headline(["codec ends at 80.0 %."], ["One seed."]),
+        "6 runs of 3 configurations; preset: quickstart.",
         "2026-01-02 03:04, codecl 0",
-        results(),
+        scores(),
         sections(),
         [Refused("runs/broken/seed-1", "events.jsonl is missing")],
         [RecordedSeeds("runs/quickstart-codec-ring4", "complete", "1, 2")],
@@ -122,4 +119,5 @@ def hostile():
         Section("matrix", "Accuracy matrix", {name: matrix(90, names) for name in names}),
     ]
     left = [Refused(HOSTILE, LONG)]
-    return Page(HOSTILE, HOSTILE, results(names), parts, left, [RecordedSeeds(LONG, HOSTILE, "1")])
+    told = Headline([HOSTILE, LONG], [HOSTILE])
+    return Page(HOSTILE, told, HOSTILE, LONG, scores(names), parts, left, [RecordedSeeds(LONG, HOSTILE, "1")])

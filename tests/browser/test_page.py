@@ -80,7 +80,7 @@ def test_every_figure_is_drawn_with_all_of_its_marks(open_page, html):
 
 def test_figures_are_drawn_when_they_come_into_view(open_page, html):
     with open_page(html) as page:
-        assert page.locator("#figure-acc svg").count() == 1
+        page.locator("#figure-acc svg").wait_for()
         assert page.locator("#figure-network svg").count() == 0
         chart(page, "network")
 

@@ -203,7 +203,7 @@ def test_they_are_in_the_papers_form(first):
     assert [row[:2] for row in consensus] == [[f"task 2, {name}", at] for name in ("codec", "dpsgd") for at in "12"]
     _, *compression = rows(folder / "drawn" / "figure-3-compression.csv")
     assert [row[:2] for row in compression] == [
-        [f"{agents} agents", task] for agents in (4, 3) for task in ("digits", "clothes")
+        [f"{agents} agents", task] for agents in (4, 3) for task in ("1 digits", "2 clothes")
     ]
     assert float(compression[0][2]) == 1 < float(compression[1][2])
     _, *loss = rows(folder / "drawn" / "figure-7-loss.csv")

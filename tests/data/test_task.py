@@ -33,6 +33,19 @@ def test_shards_cover_without_overlap(images, agents, seed):
     assert max(map(len, data.partition)) - min(map(len, data.partition)) <= 1
 
 
+def test_who_holds_which_classes_is_known_where_they_are_dealt_unevenly():
+    def counts(task, **fields):
+        return TaskData(0, task, TaskOptions(2, config=DataConfig(**fields))).class_counts()
+
+    task = numbered(12)
+    assert counts(task) is None
+    assert counts(task, partition="skew(1.0)") == {"0": [6, 0], "1": [0, 6]}
+    assert counts(task._replace(labels=("even", "odd")), partition="shards(1)").keys() == {"even", "odd"}
+    assert counts(task._replace(labels=("same", "same")), partition="dirichlet(9)").keys() == {"0", "1"}
+    alone = {"local_path": "mine.safetensors", "steps_per_epoch": 3}
+    assert counts(task, partition="skew(1.0)", **alone) is None, "an agent does not know others' images"
+
+
 @given(st.integers(4, 60), st.integers(1, 4), st.integers(1, 12), st.integers(0, 3))
 def test_an_epoch_is_full_batches_of_a_fresh_shuffle(images, agents, batch, epoch):
     data = dealt(images, agents)

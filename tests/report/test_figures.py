@@ -2,8 +2,10 @@
 
 import json
 import math
+import shutil
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from codecl.report.configurations import gather
@@ -49,8 +51,8 @@ def test_all_sections_in_their_order(shown):
 
 def test_forgetting_begins_where_a_task_was_learned(shown, runs):
     figure = shown["forgetting"]["codec · ring 4"]
-    assert figure.ticks == ["digits", "clothes"]
-    assert [(line.name, line.x) for line in figure.series] == [("digits", [0, 1]), ("clothes", [1])]
+    assert figure.ticks == ["1 digits", "2 clothes"]
+    assert [(line.name, line.x) for line in figure.series] == [("1 digits", [0, 1]), ("2 clothes", [1])]
     assert figure.series[0].y[1] == mean(runs["codec"], lambda run: run.metrics.accuracy_matrix[1][0])
     assert figure.series[0].std is not None
 
@@ -64,7 +66,7 @@ def test_the_mean_ends_at_acc(shown, runs):
 
 def test_the_matrix(shown, runs):
     figure = shown["matrix"]["dpsgd · ring 4"]
-    assert (figure.rows, figure.columns) == (["digits", "clothes"], ["digits", "clothes"])
+    assert (figure.rows, figure.columns) == (["1 digits", "2 clothes"],) * 2
     assert figure.values[0][1] is None
     assert figure.values[1][0] == mean(runs["dpsgd"], lambda run: run.metrics.accuracy_matrix[1][0])
 
@@ -85,7 +87,7 @@ def test_many_configurations_are_lines(recorded, monkeypatch):
 def test_curves_over_epochs(shown, runs):
     for key, value in {"consensus": epochs.consensus_error, "loss": epochs.mean_loss}.items():
         figure = shown[key][""]
-        assert figure.marks == [(0, "digits"), (2, "clothes")]
+        assert figure.marks == [(0, "1 digits"), (2, "2 clothes")]
         for line, method in zip(figure.series, runs, strict=True):
             assert line.x == [1, 2, 3, 4]
             for place in range(4):
@@ -202,3 +204,34 @@ def test_long_curves_are_thinned_short_ones_are_not(count):
     assert {at for at in x if at % 100 == 0} | {1, count} <= set(line.x)
     assert line.y == [2 * at for at in line.x]
     assert len(line.std) == len(line.x)
+
+
+def test_captions_compare_only_what_is_here_and_say_how_it_is(copied):
+    codec = recorded_run(copied)
+    assert made(codec)["loss"][""].about == "Mean over agents after each epoch."
+    assert "dpsgd" not in made(codec)["consensus"][""].about
+    assert "With constraints (codec) it is" in made(copied)["consensus"][""].about
+    full = copied / "quickstart-codec-full-ring4-000000" / "seed-1"
+    shutil.copytree(codec, full)
+    for name in ("events.jsonl", "metrics.json", "config.yaml"):
+        text = (full / name).read_text().replace('"method": "codec"', '"method": "codec-full"')
+        (full / name).write_text(text.replace("name: codec\n", "name: codec-full\n"))
+    assert "lie on each other (they differ by less than 0.1 %)" in made(codec, full)["loss"][""].about
+    events = [json.loads(line) for line in event_lines(full)]
+    off = [event | {"loss": [2 * loss for loss in event["loss"]]} if "loss" in event else event for event in events]
+    (full / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in off))
+    about = made(codec, full)["loss"][""].about
+    assert "lie on" not in about
+    assert "differ by at most 50.0 %" in about
+
+
+def test_who_holds_which_classes_where_data_is_uneven(tmp_path, shown):
+    assert "held" not in shown
+    record(tmp_path, "codec", None, None, "1", "data.partition=skew(1.0)")
+    (figure,) = made(tmp_path)["held"].values()
+    counts = np.array(figure.values)
+    assert counts.shape == (4, 20)
+    assert (figure.columns[0], figure.columns[10], figure.unit) == ("1: 0", "2: t-shirt", "images")
+    assert counts.sum() == 2 * counts[:, :10].sum() == 2 * 4 * counts[0, :10].sum() > 0
+    assert max((row[:10] > 0).sum() for row in counts) <= 3, "a stretch of the labels each"
+    assert "An agent has images of 3 of the 10 classes of a task." in figure.about

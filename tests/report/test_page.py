@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from codecl.report.configurations import gather
 from codecl.report.figures import Lines, Network, Section, Series
 from codecl.report.page import asset, colours, context, embed, named, render
 from codecl.report.tables import in_paper
 from tests.browser import pages
+from tests.problems import change_metrics, recorded_run
 
 
 class Tags(HTMLParser):
@@ -99,14 +101,12 @@ def test_what_was_left_out_is_said_with_its_reason():
     assert "Left out" not in render(pages.page()._replace(refused=[]))
 
 
-def test_a_sentence_says_what_the_runs_are():
-    assert context(pages.results()) == "6 runs of 3 configurations; preset: quickstart."
-    one = pages.results(["codec"])
-    one.records[0]["seeds"] = 1
-    assert context(one) == "1 run of 1 configuration; preset: quickstart."
-    two = pages.results(["a", "b"])
-    two.records[1]["benchmark"] = "five-datasets"
-    assert context(two) == "4 runs of 2 configurations; presets: quickstart, five-datasets."
+def test_a_sentence_says_what_the_runs_are(copied):
+    runs = gather([copied]).runs
+    assert context(runs) == "4 runs of 2 configurations; preset: quickstart."
+    assert context(runs[:1]) == "1 run of 1 configuration; preset: quickstart."
+    change_metrics(recorded_run(copied), benchmark="mine")
+    assert context(gather([copied]).runs) == "4 runs of 2 configurations; presets: mine, quickstart."
 
 
 def lines(key, names):

@@ -155,6 +155,7 @@ class TaskData:
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
         self.index, self.name, self.classes = index, name, classes
+        self._uneven = config.partition != "iid" and not config.local_path
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment = options.dtype, config.augment
         self.task = task._replace(train=train, test=test)
@@ -210,6 +211,17 @@ class TaskData:
             mean=self.task.mean,
             std=self.task.std,
         )
+
+    def class_counts(self) -> dict[str, list[int]] | None:
+        """For each class, how many training images each agent has of it. None where they are dealt iid, and where an
+        agent has images of its own, which no other knows."""
+        if not self._uneven:
+            return None
+        labels, names = self.train[1].cpu(), self.task.labels
+        if len({*names}) < self.classes:  # none, or two that are called the same
+            names = tuple(map(str, range(self.classes)))
+        counts_AC = torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
+        return dict(zip(names, counts_AC.mT.tolist(), strict=True))
 
     def steps(self, batch: int) -> int:
         """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋ and the last."""

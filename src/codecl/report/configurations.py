@@ -7,6 +7,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,11 +123,27 @@ class Configuration(NamedTuple):
 
     @property
     def tasks(self) -> list[str]:
-        """What its tasks are called, each otherwise."""
+        """What its tasks are called, with their numbers from 1: `1 digits`; `task 1` where there are no names."""
         known = {event.task: event.name for run in self.runs for event in run.of(TaskOpened)}
         count = max(self.metrics.tasks, *(task + 1 for task in known), 0)
-        names = [known.get(task) or f"task {task + 1}" for task in range(count)]
-        return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+        names = {task: f"{task + 1} {name}" for task, name in known.items() if name and name != f"task {task + 1}"}
+        return [names.get(task) or f"task {task + 1}" for task in range(count)]
+
+    @property
+    def partial(self) -> bool:
+        """It was stopped, or goes on: its scores are of some of its tasks."""
+        return self.metrics.status == "partial"
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """All that decides its scores but the method and the seed: configurations that share it can be compared."""
+        run, config = self.metrics, self.runs[0].config
+        changes: dict[str, str] = {}
+        if config is not None:
+            with suppress(ConfigError):
+                changes = changed(config)
+        fields = frozenset(item for item in changes.items() if not item[0].startswith(("method.", "checkpoint.")))
+        return run.benchmark, run.topology, run.agents, run.tasks, run.exchange, fields
 
     def score(self, value: Callable[[Metrics], float | None]) -> Score:
         return Score.of([known for run in self.runs if (known := value(run.metrics)) is not None])
@@ -158,13 +175,12 @@ def group(runs: Sequence[Run]) -> list[Configuration]:
             alike = groups.setdefault((folder, *kind), [])
         alike.append(run)
     firsts = [seeds[0] for seeds in groups.values()]
-    variants = [variant(run) for run in firsts]
-    names = _names(firsts, shortened(variants))
-    return list(map(Configuration, names, variants, groups.values()))
+    return list(map(Configuration, _names(firsts), map(variant, firsts), groups.values()))
 
 
-def _names(firsts: Sequence[Run], variants: Sequence[str]) -> list[str]:
-    """`codec · ring 4`; what is special about a run, or where it is, only where that tells it from another."""
+def _names(firsts: Sequence[Run]) -> list[str]:
+    """`codec · ring 4`; what is special about a run where others have it otherwise, whatever their method; where it is,
+    only where nothing else tells it from another."""
     metrics = [run.metrics for run in firsts]
     several = len({run.benchmark for run in metrics}) > 1
     names = [f"{f'{m.benchmark}: ' if several else ''}{m.method} · {m.topology} {m.agents}" for m in metrics]
@@ -173,9 +189,17 @@ def _names(firsts: Sequence[Run], variants: Sequence[str]) -> list[str]:
     top = os.path.commonpath(places) if places else ""  # holds them all
     relative = [str(place.relative_to(top)) for place in places]
     folders = [run.folder.parent.name for run in firsts]
-    for words in (variants, relative, folders, list(map(str, range(1, len(firsts) + 1)))):
+    names = [", ".join(filter(None, pair)) for pair in zip(names, _telling(firsts), strict=True)]
+    for words in (list(map(_digest, firsts)), relative, folders, list(map(str, range(1, len(firsts) + 1)))):
         names = _distinguished(names, states, words)
     return [name + state for name, state in zip(names, states, strict=True)]
+
+
+def _telling(runs: Sequence[Run]) -> list[str]:
+    """Of each run, the words of its variant that not all runs have."""
+    words = list(map(_words, runs))
+    common = set.intersection(*map(set, words)) if words else set()
+    return shortened([", ".join(word for word in of_one if word not in common) for of_one in words])
 
 
 def _distinguished(names: Sequence[str], states: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -189,24 +213,51 @@ def _distinguished(names: Sequence[str], states: Sequence[str], words: Sequence[
     ]
 
 
+def compared(
+    configurations: Sequence[Configuration], method: str, other: str
+) -> list[tuple[Configuration, Configuration]]:
+    """Finished configurations of two methods, side by side where all but the method is the same."""
+    finished = [one for one in configurations if not one.partial]
+    return [
+        (one, beside)
+        for one in finished
+        for beside in finished
+        if (one.metrics.method, beside.metrics.method) == (method, other) and one.setting == beside.setting
+    ]
+
+
 def common_tasks(configurations: Sequence[Configuration]) -> list[str]:
-    """What tasks are called where several configurations are shown; numbers where they have not the same."""
+    """What tasks are called where several configurations are shown; numbers where they have not the same. One that has
+    not come to a task yet does not know its name."""
     lists = [configuration.tasks for configuration in configurations]
-    longest = max(lists, key=len)
-    same = all(names == longest[: len(names)] for names in lists)
-    return longest if same else [f"task {number}" for number in range(1, len(longest) + 1)]
+    plain = [f"task {number}" for number in range(1, max(map(len, lists)) + 1)]
+    names = [{*of_task, number} - {None} for number, of_task in zip(plain, zip_longest(*lists), strict=True)]
+    if any(len(of_task) > 2 for of_task in names):
+        return plain
+    return [next(iter(of_task - {number}), number) for number, of_task in zip(plain, names, strict=True)]
 
 
 def variant(run: Run) -> str:
     """`penalty_step=implicit`; where the config cannot say it, the digest at the end of the configuration's folder."""
-    words = ""
+    exchange = [run.metrics.exchange] if run.metrics.exchange else []
+    words = _words(run)
+    return ", ".join(words if words != exchange else filter(None, [*exchange, _digest(run)]))
+
+
+def _words(run: Run) -> list[str]:
+    """Its exchange, where it is not simulated, and each field that its config has other than the preset."""
+    words = [run.metrics.exchange] if run.metrics.exchange else []
     if run.config is not None:
-        with suppress(ConfigError):  # of a preset that is not here: the digest says it
+        with suppress(ConfigError):  # of a preset that is not here
             changes = changed(run.config)
             changes.pop("checkpoint.every", None)  # decides no number
-            words = ", ".join(f"{field.removeprefix('method.')}={value}" for field, value in changes.items())
-    digest = run.folder.parent.name.partition(f"{run.metrics.topology}{run.metrics.agents}-")[2]
-    return ", ".join(filter(None, [run.metrics.exchange, words or digest]))
+            words += [f"{field.removeprefix('method.')}={value}" for field, value in changes.items()]
+    return words
+
+
+def _digest(run: Run) -> str:
+    """What the name of its configuration's folder ends in, if anything."""
+    return run.folder.parent.name.partition(f"{run.metrics.topology}{run.metrics.agents}-")[2]
 
 
 def shortened(variants: Sequence[str]) -> list[str]:

@@ -164,10 +164,12 @@ def _record(row: Choice) -> dict[str, Any]:
     }
 
 
-ABOUT = (
-    "Mean ± standard deviation over seeds; filled: no other configuration has at least this ACC with no more bytes sent"
-    " and no more kept. The line joins those that are best by the two quantities shown here alone."
-)
+def _about(series: Sequence[Series], joined: int) -> str:
+    said = ["Mean ± standard deviation over seeds."] if any(one.std for one in series) else []
+    said.append("Filled: no other configuration has at least this ACC with no more bytes sent and no more kept.")
+    if joined > 1:
+        said.append("The line joins those that are best by the two quantities shown here alone.")
+    return " ".join(said)
 
 
 def by_bytes(rows: Sequence[Choice]) -> Points | None:
@@ -194,7 +196,7 @@ def _points(
     if not series:
         return None
     joined = sorted((at, -cost) for (cost, at), joins in zip(pairs, undominated(pairs), strict=True) if joins)
-    return Points(key, title, ABOUT, x, "ACC %", series, best, joined, log_x)
+    return Points(key, title, _about(series, len(joined)), x, "ACC %", series, best, joined, log_x)
 
 
 def on_page(configurations: Sequence[Configuration]) -> dict[str, list[Choice]]:

@@ -21,8 +21,9 @@ from codecl.files import write_text
 from codecl.report import frontier
 from codecl.report.configurations import Configuration, Gathered, Refused, group
 from codecl.report.figures import Bars, Figure, Lines, Points, Section, epochs, learned, numbers, sending
-from codecl.report.formats import Sheet
-from codecl.report.tables import in_paper, results
+from codecl.report.headline import Headline, headline
+from codecl.report.scores import Scores, scores
+from codecl.report.tables import in_paper
 from codecl.runs.reader import Run
 
 DIGITS = 6  # of a number on the page; the CSV files have all of them
@@ -43,8 +44,10 @@ class Page(NamedTuple):
     """All that the page shows."""
 
     title: str
+    headline: Headline
+    context: str  # what the runs are
     made: str  # when, and by which version
-    results: Sheet
+    scores: Scores
     sections: Sequence[Section]
     refused: Sequence[Refused] = ()
     runs: Sequence[RecordedSeeds] = ()
@@ -72,14 +75,17 @@ def page_of(gathered: Gathered, beside_paper: bool | None, now: datetime) -> Pag
     presets = list(dict.fromkeys(run.metrics.benchmark for run in gathered.runs))
     if beside_paper is None:
         beside_paper = any(map(in_paper, presets))
+    runs = sorted(gathered.runs, key=lambda run: run.metrics.status == "partial")  # those after all others
     seeds: dict[tuple[str, str], list[str]] = {}
-    for run in gathered.runs:
+    for run in runs:
         seeds.setdefault((str(run.folder.parent), run.metrics.status), []).append(str(run.metrics.seed))
     return Page(
         f"codecl: {', '.join(presets)}",
+        headline(group(runs)),
+        context(runs),
         f"{now:%Y-%m-%d %H:%M}, codecl {__version__}",
-        results(gathered.runs, beside_paper),
-        sections(gathered.runs),
+        scores(runs, beside_paper),
+        sections(runs),
         gathered.refused,
         [RecordedSeeds(*place, ", ".join(of_place)) for place, of_place in seeds.items()],
     )
@@ -103,6 +109,7 @@ SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
     "Forgetting": each(learned.forgetting),
     "Mean accuracy": together(learned.mean),
     "Accuracy matrix": each(learned.matrix),
+    "Who holds which classes": each(learned.held),
     "Accuracy and bytes": trade_off(frontier.by_bytes),
     "Accuracy and what is kept": trade_off(frontier.by_kept),
     "Compression": together(sending.compression),
@@ -150,21 +157,18 @@ def render(page: Page) -> str:
     return environment.from_string(asset("page.html")).render(
         page=page,
         sections=shown,
-        context=context(page.results),
-        sizes=[max(len(cell) for cell in (column.title, *column.cells)) for column in page.results.columns],
         data=Markup(embed({"sections": _data(shown)})),
         style=Markup(asset("page.css")),
         scripts=[Markup(asset(name)) for name in SCRIPTS],
     )
 
 
-def context(results: Sheet) -> str:
+def context(runs: Sequence[Run]) -> str:
     """What the runs are, in a sentence."""
-    names = ("benchmark", "method", "topology", "agents", "variant")
-    runs = sum(record["seeds"] for record in results.records)
-    configurations = len({tuple(record[name] for name in names) for record in results.records})
-    presets = list(dict.fromkeys(str(record["benchmark"]) for record in results.records))
-    said = f"{_counted(runs, 'run')} of {_counted(configurations, 'configuration')}"
+    presets = list(dict.fromkeys(run.metrics.benchmark for run in runs))
+    firsts = [(one.metrics, one.variant) for one in group(runs)]  # those that ended otherwise are no others
+    distinct = {(run.benchmark, run.method, run.topology, run.agents, variant) for run, variant in firsts}
+    said = f"{_counted(len(runs), 'run')} of {_counted(len(distinct), 'configuration')}"
     return f"{said}; {'preset' if len(presets) == 1 else 'presets'}: {', '.join(presets)}."
 
 

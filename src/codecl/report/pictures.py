@@ -104,7 +104,8 @@ def _lines(axes: Axes, figure: Lines) -> None:
         axes.set_yscale("log")
     for place, series in enumerate(figure.series):
         hides = any(_same(series, other) for other in figure.series[:place])  # then dashes let the other be seen
-        dashes = DASHES[(place // len(COLOURS) + hides) % len(DASHES)]
+        partial = series.name.endswith("(partial)")
+        dashes = DASHES[2] if partial else DASHES[(place // len(COLOURS) + hides) % len(DASHES)]
         _line(axes, series, COLOURS[place % len(COLOURS)], dashes, figure.log)
     _marks(axes, figure.marks)
     if figure.log_x:
@@ -213,7 +214,8 @@ def _heat(axes: Axes, figure: Heat) -> None:
         for column, value in enumerate(cells):
             if value is not None:
                 ink = "white" if value > position else INK
-                axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=ink, size=8)
+                text = f"{value:.1f}" if figure.unit == "%" else f"{value:g}"
+                axes.text(column, row, text, ha="center", va="center", color=ink, size=8)
     axes.set_xlabel(figure.x)
     axes.set_ylabel(figure.y)
 

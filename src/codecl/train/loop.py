@@ -150,6 +150,7 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
         trained=trained or None,
         own=own if any(own.values()) else None,
         factored=sorted(agents.factored),
+        class_counts=data.class_counts(),
         agents=agents,
     )
 

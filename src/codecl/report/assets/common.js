@@ -85,7 +85,8 @@ const Common = (() => {
 
   // Names under an axis: as much of each as there is room for, turned where that is little.
   function named(room) {
-    const fit = (width) => ({ width, overflow: 'truncate', ellipsis: '…', formatter: (name) => cut(name, Math.floor(width / 7)) });
+    const short = (name, most) => (name.length > most && most < 8 && name.match(/^\d+(?= )/)?.[0]) || cut(name, most);  // `3` of `3 clothes`
+    const fit = (width) => ({ width, overflow: 'truncate', ellipsis: '…', formatter: (name) => short(name, Math.floor(width / 7)) });
     if (room >= 44) return { interval: 0, hideOverlap: false, ...fit(room - 8) };
     if (room >= 15) return { interval: 0, hideOverlap: false, rotate: 40, ...fit(TURNED) };
     return { interval: 'auto', formatter: (name) => cut(name, 12) };

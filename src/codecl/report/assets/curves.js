@@ -7,6 +7,7 @@ const Curves = (() => {
   const DOTS = 60;  // with more points than this, a line has no dots
   const LETTER = 6.8;  // pixels
   const BARS = { barGap: '12%', barCategoryGap: '32%', barMaxWidth: 44 };
+  const PARTIAL = /\(partial\)$/;  // how the name of a run ends that did not come to its end
   const POWERS = '⁰¹²³⁴⁵⁶⁷⁸⁹';
 
   // We take logarithms ourselves: the axis then has a label at whole powers, as many as there is room for.
@@ -60,7 +61,7 @@ const Curves = (() => {
     const [least, most] = extent(figure);
     const all = [...figure.marks.map(([x]) => x), most];
     const room = (i) => ((all[i + 1] - all[i]) / (most - least || 1)) * (look.width - 70) - 4;
-    const fitting = (name, width) => [name, name.match(/\d+$/)?.[0] ?? cut(name, Math.max(3, Math.floor(width / 5.6)))]
+    const fitting = (name, width) => [name, name.match(/^\d+|\d+$/)?.[0] ?? cut(name, Math.max(3, Math.floor(width / 5.6)))]
       .find((text) => text.length * 5.6 <= width) ?? '';
     return {
       type: 'line', name: '', data: [], silent: true, lineStyle: { width: 0 },
@@ -115,7 +116,7 @@ const Curves = (() => {
     const drawn = figure.series.map((series, place_) => {
       const { color, dash } = paint(look, slots[series.name]);
       return {
-        type: 'line', name: series.name, color, lineStyle: { width: hidden(figure, place_) ? 5 : 2, type: dash }, symbol: 'circle', symbolSize: 5,
+        type: 'line', name: series.name, color, lineStyle: { width: hidden(figure, place_) ? 5 : 2, type: PARTIAL.test(series.name) ? [2, 3] : dash }, symbol: 'circle', symbolSize: 5,
         showSymbol: series.x.length <= DOTS, emphasis: { focus: 'series', lineStyle: { width: 2.5 } }, z: 3,
         data: series.x.map((x, i) => [x, place(figure, series.y[i])]),
       };

@@ -68,7 +68,7 @@ const Maps = (() => {
       },
       xAxis: axis(look, {
         ...quiet, data: figure.columns, name: figure.x, nameLocation: 'middle', nameGap: 28 + below,
-        axisLabel: named(turned ? Math.min(cell, 43) : Math.max(cell, 44)),
+        axisLabel: named(turned ? Math.min(cell, 43) : cell < 15 ? cell : Math.max(cell, 44)),
       }),
       yAxis: axis(look, {
         ...quiet, data: figure.rows, inverse: true, name: cut(figure.y, 24), nameLocation: 'start', nameGap: 10, nameTextStyle: { color: look.muted, align: 'right', padding: [0, 8, 0, 0] },

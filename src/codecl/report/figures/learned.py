@@ -5,6 +5,11 @@ from collections.abc import Mapping, Sequence
 from codecl.report.configurations import Configuration, common_tasks
 from codecl.report.figures import Curve, Heat, Lines, Number, Series
 from codecl.runs.reader import Run
+from codecl.train.events import TaskOpened
+
+SAVES = 1.001  # times as much would have been sent
+A_POINT = 1.0  # of accuracy in %
+MAX_AGENTS = 64  # of a map that can still be looked at
 
 
 def forgetting(configuration: Configuration) -> Lines | None:
@@ -15,13 +20,27 @@ def forgetting(configuration: Configuration) -> Lines | None:
     return Lines(
         "forgetting",
         f"Accuracy of each task: {configuration.name}",
-        "A line begins when its task has been learned. A line that stays level means that nothing is forgotten; one"
-        " that falls shows what later tasks have cost.",
+        " ".join(["A line begins when its task has been learned.", _lost(series), *_stopped(configuration)]),
         "after task",
         "accuracy in %",
         [line for line in series if line.x],
         ticks=tasks,
     )
+
+
+def _lost(series: Sequence[Series]) -> str:
+    """What later tasks have cost, of the task that it cost most."""
+    ends = [(line.y[0] or 0.0, line.y[-1] or 0.0, line.name) for line in series if line.y]
+    first, last, name = max(ends, key=lambda end: end[0] - end[1], default=(0.0, 0.0, ""))
+    if first - last < A_POINT:
+        return "All lines stay level: no task has lost as much as a point."
+    return f"What falls was forgotten: most of all “{name}”, from {first:.1f} to {last:.1f} %."
+
+
+def _stopped(configuration: Configuration) -> list[str]:
+    if not configuration.partial:
+        return []
+    return [f"Not finished: {_after(configuration)} of {configuration.metrics.tasks} tasks so far."]
 
 
 def _after(configuration: Configuration) -> int:
@@ -44,11 +63,15 @@ def mean(configurations: Sequence[Configuration]) -> Lines | None:
     shown = [configuration for configuration in configurations if _after(configuration)]
     if not any(_after(configuration) > 1 for configuration in shown):
         return None
+    said = ["After each task, the mean over all tasks that have been seen: the last point is ACC."]
+    if len(shown) > 1:
+        said.append("The higher a line ends, the more is known of all tasks together.")
+    if any(configuration.partial for configuration in shown):
+        said.append("A dotted line, marked partial, is of some of the tasks only: do not compare its end with others.")
     return Lines(
         "mean",
         "Mean accuracy over the tasks so far",
-        "After each task, the mean over all tasks that have been seen: the last point is ACC. The higher a line ends,"
-        " the more is known of all tasks together.",
+        " ".join(said),
         "after task",
         "accuracy in %",
         [Series.over_seeds(configuration.name, map(_mean, configuration.runs)) for configuration in shown],
@@ -77,8 +100,13 @@ def matrix(configuration: Configuration) -> Heat | None:
     return Heat(
         "matrix",
         f"Accuracy in %: {configuration.name}",
-        "Row: after this task. Column: accuracy of that task. Read a column downwards to see a task being forgotten;"
-        " the last row is what is known at the end.",
+        " ".join(
+            [
+                "Row: after this task. Column: accuracy of that task. Read a column downwards to see what becomes of a"
+                " task as others are learned; the last row is what is known at the end.",
+                *_stopped(configuration),
+            ]
+        ),
         "accuracy of task",
         "after task",
         tasks,
@@ -93,11 +121,13 @@ def free(configuration: Configuration) -> Lines | None:
     series = [Series.over_seeds(layer, [of_run.get(layer, {}) for of_run in shares]) for layer in layers]
     if all(share == 1 for line in series for share in line.y):
         return None
+    by_task = [ratio for ratio in configuration.metrics.traffic.cc_by_task if ratio is not None]
+    saves = bool(by_task) and max(by_task) > SAVES
     return Lines(
         "free",
         f"Free space of each layer: {configuration.name}",
         "The share of a layer's inputs in which a task could still learn; the core space, which earlier tasks keep, is"
-        " 1 − free. The less is free, the less is sent, and the less can still be learned.",
+        f" 1 − free. The less is free, {'the less is sent, and ' if saves else ''}the less can still be learned.",
         "while learning task",
         "free share",
         series,
@@ -113,3 +143,40 @@ def _shares(run: Run) -> Mapping[str, Curve]:
         for layer, size in by_task.get(0, {}).items()
         if size
     }
+
+
+def held(configuration: Configuration) -> Heat | None:
+    """Who holds which classes, where images are dealt unevenly; of the first seed that recorded it."""
+    for run in configuration.runs:
+        counts = {event.task: event.class_counts for event in run.of(TaskOpened) if event.class_counts}
+        if counts and run.metrics.agents <= MAX_AGENTS:
+            return _held(configuration, run, counts)
+    return None
+
+
+def _held(configuration: Configuration, run: Run, counts: Mapping[int, Mapping[str, Sequence[int]]]) -> Heat:
+    columns = {
+        f"{task + 1}: {name}": by_agent
+        for task, of_task in sorted(counts.items())
+        for name, by_agent in of_task.items()
+    }
+    agents = range(run.metrics.agents)
+    some = [sum(by_agent[one] > 0 for by_agent in of_task.values()) for of_task in counts.values() for one in agents]
+    least, most = min(some), max(some)
+    said = ["Training images. Row: an agent. Column: a class, after the number of its task."]
+    sizes = {len(of_task) for of_task in counts.values()}
+    of_all = f" of the {sizes.pop()}" if len(sizes) == 1 else ""
+    said.append(f"An agent has images of {most if least == most else f'{least} to {most}'}{of_all} classes of a task.")
+    if len(configuration.runs) > 1:
+        said.append(f"Of seed {run.metrics.seed}; other seeds are dealt anew.")
+    return Heat(
+        "held",
+        f"Who holds which classes: {configuration.name}",
+        " ".join(said),
+        "task: class",
+        "agent",
+        list(columns),
+        [str(agent) for agent in agents],
+        [[by_agent[agent] for by_agent in columns.values()] for agent in agents],
+        "images",
+    )

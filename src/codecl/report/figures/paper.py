@@ -18,8 +18,7 @@ def consensus(configurations: Configurations) -> Lines:
     return Lines(
         "consensus",
         "Consensus error with and without constraints",
-        "After each epoch of a task, with a cosine schedule: codec (with constraints) comes to agree as fast as dpsgd"
-        " (without). The paper's Figure 2.",
+        "After each epoch of a task, with a cosine schedule: codec has constraints, dpsgd none. The paper's Figure 2.",
         "epoch of the task",
         "consensus error",
         _by_task(configurations, consensus_error),
@@ -41,7 +40,7 @@ def compression(configurations: Configurations) -> Bars:
         "Compression of each task",
         "Full communication / sent while each task is learned, counted as the authors do: with all heads and norms in"
         " every message. The paper's Figures 3, 5 and 6.",
-        "CC",
+        "cc_reference",
         tasks,
         [in_categories(line, len(tasks)) for line in lines if line.x],
     )
@@ -51,8 +50,7 @@ def loss(configurations: Configurations) -> Lines:
     return Lines(
         "loss",
         "Training loss with and without compression",
-        "Of agent 0 after each epoch of a task: codec lies on codec-full, which sends whole weights, so compression"
-        " loses nothing. The paper's Figure 7.",
+        "Of agent 0 after each epoch of a task; codec-full sends whole weights. The paper's Figure 7.",
         "epoch of the task",
         "training loss",
         _by_task(configurations, lambda epoch: finite(epoch.loss[0])),

@@ -11,6 +11,7 @@ from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics, Traffic
 from codecl.train.events import Agreed, EpochEnded, RunStarted
 
+GROWS = 1.01  # times its first value
 MAX_BARS = 4  # configurations side by side; more are lines
 MAX_AGENTS = 64  # of a network that can still be looked at
 Places = list[tuple[float, float]]
@@ -23,13 +24,26 @@ def compression(configurations: Sequence[Configuration]) -> Bars | Lines | None:
         return None
     tasks = common_tasks([one for line, one in zip(lines, configurations, strict=True) if line.x])
     title, y = "Compression of each task", "full communication / sent"
-    about = (
-        "How many times less is sent while a task is learned than with full communication (CC). It grows as the core"
-        " space does. The paper's Figures 3, 5 and 6, whose messages also carry every head: there it grows less."
+    said = (
+        "What full communication sends, divided by what is sent, while each task is learned: 1 where nothing is saved."
     )
+    finished = {one.name for one in configurations if not one.partial}
+    about = " ".join([said, *_growing([line for line in series if line.name in finished])])
     if len(series) > MAX_BARS:
         return Lines("compression", title, about, "task", y, series, ticks=tasks)
     return Bars("compression", title, about, y, tasks, [in_categories(line, len(tasks)) for line in series])
+
+
+def _growing(lines: Sequence[Series]) -> list[str]:
+    """Whether later tasks send less, and how much less where that is most."""
+    ends = [(line.y[-1] or 0.0, line.y[0] or 0.0, line.name) for line in lines]
+    last, first, name = max(ends, default=(0.0, 1.0, ""))
+    if last < GROWS * first:
+        return []
+    return [
+        f"It grows as the core space does: {name} begins at {first:.2f} and ends at {last:.2f}. In the paper's Figures"
+        " 3, 5 and 6 messages also carry every head, which makes it grow less."
+    ]
 
 
 def _cc(run: Run) -> Curve:
@@ -113,6 +127,9 @@ def amount(configurations: Sequence[Configuration]) -> Bars | None:
     runs = [run for configuration in shown for run in configuration.runs]
     unit, power = unit_for(max(count(run.metrics.traffic) for run in runs for count in sent.values()))
 
+    some = any(configuration.partial for configuration in shown)
+    so_far = " One that is marked partial has sent less because it has done less." if some else ""
+
     def bars(name: str, count: Callable[[Traffic], int]) -> Series:
         return _bars(name, shown, lambda run: count(run.traffic) / 1000**power)
 
@@ -120,7 +137,7 @@ def amount(configurations: Sequence[Configuration]) -> Bars | None:
         "bytes",
         f"{unit} sent",
         "By all agents in a whole run: in training, and at the ends of tasks (agreement, growth, flood). Full"
-        " communication is what whole weights would have taken in the same rounds.",
+        f" communication is what whole weights would have taken in the same rounds.{so_far}",
         unit,
         [configuration.name for configuration in shown],
         [bars(name, count) for name, count in sent.items()],
