@@ -80,12 +80,12 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert README.count("\n") < 100
     for folder, page in ((ROOT, README), (ROOT / "benchmarks", (ROOT / "benchmarks" / "README.md").read_text())):
         for target in re.findall(r"\]\(([^)]+)\)", page):
-            assert (folder / target).exists(), target
+            assert (folder / target.partition("#")[0]).exists(), target
 
 
 def test_every_number_that_the_readme_claims_is_in_the_table_of_claims():
     claims = (ROOT / "benchmarks" / "README.md").read_text()
-    numbers = re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", README.partition("## The paper's numbers")[2])
+    numbers = re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", README.partition("## The paper's numbers, and past them")[2])
     ours = [number for number in numbers if number not in ("57.83 ± 0.25", "53.63 ± 0.25", "48.16 ± 0.33")]
     assert len(ours) >= 11
     for number in [*ours, "0.59 ms", "45 times"]:
