@@ -1,5 +1,6 @@
 """Kernels for stacked agents equal PyTorch's layers, agent by agent. Without a GPU Triton interprets them."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -21,6 +22,21 @@ from tests.problems import config, furthest, tasks, trajectory
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXAMPLES = 25  # interpreted, or compiled for every shape: slow either way
 EXACT = 1e-5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _interpreted_sums_wrap():
+    """As on a GPU. Triton 3.7, which PyTorch 2.13 asks for, interprets an int32 sum past its range as an error."""
+    from triton.runtime.interpreter import ReduceOps
+
+    given = ReduceOps.to_tensor
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReduceOps, "to_tensor", lambda self, ret, dtype: given(self, _wrapped(ret, dtype), dtype))
+        yield
+
+
+def _wrapped(total, dtype):
+    return np.int64(total).astype(np.int32) if dtype.is_int32() and np.ndim(total) == 0 else total
 
 
 def apart(ours, exact):
@@ -189,6 +205,8 @@ def test_training_with_kernels_follows_training_without(method, monkeypatch):
     assert max(furthest(a, b) for a, b in zip(*runs, strict=True)) < 1e-4
 
 
+# interpreted by NumPy, a NaN becomes an integer with a warning in some versions of Triton
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 @settings(max_examples=EXAMPLES)
 @given(
     st.sampled_from([16, 8, 4, 3, 2]),
