@@ -36,7 +36,7 @@ def main() -> None:
     if "WORLD_SIZE" in os.environ:  # of a broken connection we say what is worth saying
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if "OMP_WAIT_POLICY" not in os.environ:  # PyTorch's threads spin a hundred times longer before they sleep, which
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # gains nothing alone and stops whatever runs beside
+        os.environ.setdefault("GOMP_SPINCOUNT", "1500")  # gains nothing alone and stops whatever runs beside
     warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
     try:
         code = app(standalone_mode=False)

@@ -23,6 +23,8 @@ from codecl.train.events import Stepped, TaskOpened
 from codecl.train.loop import train
 from codecl.train.state import Setup, State
 
+AT_ONCE = 100  # steps
+
 
 def side_by_side(mixing: Matrix, copies: int) -> Matrix:
     """Groups that never meet, each mixing in itself."""
@@ -100,19 +102,23 @@ class Steps(NamedTuple):
 
 
 def stepped(walk: Walk) -> Steps:
-    """A walk with the gradients of every step, taken anew on its examples."""
+    """A walk with the gradients of every step, taken anew on its examples: of many steps at once, as if each were of
+    other agents."""
     setup, state = prepared(walk)
-    (data,), shape = setup.tasks, (walk.copies, len(walk.mixing), -1)
+    (data,), shape = setup.tasks, (-1, walk.copies, len(walk.mixing))
     (indices_KABI,) = data.indices(0, setup.exchange.agents, walk.batch)
-    coords, grads, moves = [], [], []
-    for step, (agents, coords_AF) in enumerate(_steps(setup, state)):
-        coords.append(coords_AF.clone().view(shape))
-        if step < walk.steps:
-            batch = data.batch(indices_KABI[step])
-            _, move_AF = agents.gradient(coords_AF, *batch)
-            grads.append(weight_gradients(agents, setup.module, coords_AF, *batch)["point"].reshape(shape))
-            moves.append(move_AF.view(shape))
-    return Steps(torch.stack(coords), torch.stack(grads), torch.stack(moves))
+    coords_KAF: list[Tensor] = []
+    for agents, coords_AF in _steps(setup, state):  # noqa: B007
+        coords_KAF.append(coords_AF.clone())
+    grads, moves = [], []
+    for start in range(0, walk.steps, AT_ONCE):
+        some = slice(start, min(start + AT_ONCE, walk.steps))
+        rows_AF = torch.cat(coords_KAF[some])
+        batch = data.batch(indices_KABI[some].flatten(0, 1))
+        moves.append(agents.gradient(rows_AF, *batch)[1])
+        grads.append(weight_gradients(agents, setup.module, rows_AF, *batch)["point"].flatten(1))
+    together = torch.stack(coords_KAF), torch.cat(grads), torch.cat(moves)
+    return Steps(*(values.reshape(*shape, values.shape[-1]) for values in together))
 
 
 def _steps(setup: Setup, state: State) -> Iterator[tuple[Agents, Tensor]]:

@@ -29,8 +29,7 @@ from codecl.train.step import make_step
 CANDIDATES: dict[str, tuple[Execution, ...]] = {"cuda": ("stacked", "streams"), "cpu": ("stacked", "loop")}
 ROUNDS, STEPS = 3, {"cuda": 20, "cpu": 1}  # timed turns of each candidate, and the steps of a turn
 MAX_KNOWN = 500  # choices that are remembered
-CLEARLY = 0.95  # the first candidate stays unless another takes less than this part of its time
-WORTH = 0.8  # the same of all threads beside one, which leaves the other cores to others
+CLEARLY = 0.95  # the first candidate, and one thread, stay unless another takes less than this part of their time
 
 
 class Choice(NamedTuple):
@@ -61,7 +60,7 @@ def measured(setup: Setup, state: State, device: torch.device) -> Choice:
     """The fastest way now. On a CPU one thread, unless all of them take clearly less time, or the user has said how
     many there should be."""
     threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1 or "OMP_NUM_THREADS" in os.environ:
+    if not _may_choose_threads(device):
         return _fastest(measure(setup, state, device))
     try:
         torch.set_num_threads(1)
@@ -69,7 +68,11 @@ def measured(setup: Setup, state: State, device: torch.device) -> Choice:
     finally:
         torch.set_num_threads(threads)
     every = _fastest(measure(setup, state, device))._replace(threads=threads)
-    return every if _ms(every) < WORTH * _ms(one) else one
+    return every if _ms(every) < CLEARLY * _ms(one) else one
+
+
+def _may_choose_threads(device: torch.device) -> bool:
+    return device.type == "cpu" and torch.get_num_threads() > 1 and "OMP_NUM_THREADS" not in os.environ
 
 
 def _fastest(ms_per_step: Mapping[Execution, float]) -> Choice:
@@ -87,7 +90,8 @@ def _ms(choice: Choice) -> float:
 def _key(setup: Setup, device: torch.device) -> str:
     """Model, agents, batch and device; not the free dimensions, which change with each task."""
     data, shapes = setup.tasks[0], [(layer.shape, layer.rows, layer.groups) for layer in setup.roles.layers]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{torch.get_num_threads()}"
+    threads = f"{1 if _may_choose_threads(device) else torch.get_num_threads()}-{torch.get_num_threads()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{threads}"
     parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, len(setup.exchange.agents)]
     parts += [setup.train.batch_size, setup.train.precision, str(data.dtype), name, torch.__version__]
     parts += [codecl.__version__, kernels.available(device, data.dtype)]
