@@ -10,7 +10,8 @@ from rich.console import Console
 
 from codecl.errors import ConfigError
 from codecl.report import formats
-from codecl.report.configurations import Configuration, command, finished, gather
+from codecl.report.commands import command
+from codecl.report.configurations import Configuration, finished, gather
 from codecl.report.figures import Points, Series, numbers
 from codecl.report.frontier import by_bytes, by_kept, choices, differing, sheet, undominated
 from codecl.report.page import sections
@@ -131,7 +132,7 @@ def test_where_a_config_cannot_be_read_there_is_the_variant(swept):
     (folder / "config.yaml").unlink()
     odd = next(row for row in rows(swept) if "own.directions" in row.fields and row.fields["own.directions"] is None)
     assert odd.fields["variant"] == folder.parent.name.rpartition("-")[2]
-    assert command(odd.configuration) is None
+    assert command(odd.configuration.runs) is None
 
 
 def test_benchmarks_that_do_not_compare_are_refused(swept):
@@ -228,12 +229,12 @@ def test_the_grid_of_a_command_gives_the_configs_back(preset, changes, seeds):
     if changes.get("method", {}).get("name") == "d-ewc":  # it has no core space to choose directions by
         changes = {name: value for name, value in changes.items() if name not in ("own", "free")}
     configs = [presets.resolve(presets.preset(preset), changes | {"seed": seed}) for seed in sorted(seeds)]
-    assert made_again(command(of(*configs))) == configs
+    assert made_again(command(of(*configs).runs)) == configs
 
 
 def test_a_command_says_only_what_the_preset_has_otherwise():
     def said(preset, **changes):
-        return command(of(presets.resolve(presets.preset(preset), changes)))
+        return command(of(presets.resolve(presets.preset(preset), changes)).runs)
 
     assert said(PRESET) == f"codecl run {PRESET}"
     assert said(f"{PRESET}-tuned", agents=16) == f"codecl run {PRESET}-tuned --agents 16", "its lr is the preset's"
@@ -252,7 +253,7 @@ def test_what_no_command_makes(tmp_path):
         {"topology": presets.TopologyConfig(name=mine, edges=((0, 1),))},
         {"data": fine.data.model_copy(update={"stream": mine})},
     ):
-        assert command(of(fine.model_copy(update=change))) is None, change
+        assert command(of(fine.model_copy(update=change)).runs) is None, change
 
 
 def test_configurations_without_configs_differ_in_labels(tmp_path):

@@ -66,7 +66,8 @@ def frontier(
     """The trade-off of recorded runs, one row for each configuration: accuracy, bytes sent, numbers kept."""
     from codecl.report import formats
     from codecl.report import frontier as trade_off
-    from codecl.report.configurations import command, finished
+    from codecl.report.commands import command
+    from codecl.report.configurations import finished
 
     write = _writer(output_format, as_json)
     rows = trade_off.choices(finished(runs))
@@ -79,7 +80,8 @@ def frontier(
         console = common.console_for(False)
         formats.show(sheet, console)
         for row in rows if commands else ():
-            console.print(command(row.configuration) or formats.UNKNOWN, highlight=False, markup=False, soft_wrap=True)
+            line = command(row.configuration.runs) or formats.UNKNOWN
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         from codecl.report import pictures
 

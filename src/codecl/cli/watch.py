@@ -58,7 +58,7 @@ def _wait(follower: "Follower") -> None:
 
 def go_on(folder: Path) -> str:
     """What to type to go on with a run, where the folder tells and it gives this very run; otherwise words."""
-    from codecl.report.configurations import changed
+    from codecl.report.commands import changed
     from codecl.runs.config import grid
     from codecl.runs.reader import read_config
     from codecl.runs.writer import folder_of

@@ -7,16 +7,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import (
-    NOT_SAID,
-    Configuration,
-    as_set,
-    changed,
-    command,
-    group,
-    kept_percent,
-    not_original,
-)
+from codecl.report.commands import NOT_SAID, as_set, changed, command
+from codecl.report.configurations import Configuration, group, kept_percent, not_original
 from codecl.report.figures import Points, Series
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.report.tables import benchmark, kept_column
@@ -119,7 +111,7 @@ def _said(value: Any) -> str:
 
 
 def sheet(rows: Sequence[Choice], commands: bool = False) -> Sheet:
-    """A row a configuration; `commands`: with what makes it again in a column."""
+    """A row for each configuration; `commands`: with what makes it again in a column."""
     configurations = [row.configuration for row in rows]
     statuses = [one.metrics.status for one in configurations]
     columns = [
@@ -138,7 +130,7 @@ def sheet(rows: Sequence[Choice], commands: bool = False) -> Sheet:
     if {*statuses} != {"complete"}:
         columns.append(Column("status", statuses, words=True))
     if commands:
-        columns.append(Column("command", [command(one) or UNKNOWN for one in configurations], words=True))
+        columns.append(Column("command", [command(one.runs) or UNKNOWN for one in configurations], words=True))
     lines = [NOTE, *not_original(run.metrics for one in configurations for run in one.runs)]
     return Sheet("trade-off", columns, "\n".join(lines), [_record(row) for row in rows])
 
@@ -160,7 +152,7 @@ def _record(row: Choice) -> dict[str, Any]:
         "kept_percent": one.score(kept_percent).mean,
         "best": row.best,
         "not_original": "; ".join(not_original(run.metrics for run in one.runs)),
-        "command": command(one),
+        "command": command(one.runs),
     }
 
 
