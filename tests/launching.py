@@ -15,7 +15,7 @@ from typing import Any
 from tests.conftest import ROOT
 
 Process = subprocess.Popen  # of text
-PYTHON = (sys.executable, "-W", "error")
+PYTHON = (sys.executable, "-W", "error", "-W", "ignore:mixing")  # tests are full of runs that are too short
 CODECL = (*PYTHON, "-m", "codecl")
 ENTRY = str(Path(sys.executable).with_name("codecl"))  # as it is installed
 

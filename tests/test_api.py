@@ -176,7 +176,7 @@ def test_load_says_what_is_missing(tmp_path):
     result = codecl.fit(perceptron(), tasks(2), out=tmp_path, **SMALL)
     with pytest.raises(ConfigError, match=r"pass it, codecl.load\(run, task, model\)"):
         codecl.load(result.folder, 0)
-    with pytest.raises(DataError, match="no model for task 7"):
+    with pytest.raises(DataError, match="no model of task 8 "):
         codecl.load(result.folder, 7, perceptron())
     with pytest.raises(DataError, match=r"config.yaml is broken"):
         codecl.load(tmp_path, 0)

@@ -39,7 +39,7 @@ def test_what_starts_at_once_imports_nothing_heavy(modules):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    [({}, "1500"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_waiting_threads_soon_sleep_unless_told_otherwise(given, expected, tmp_path):
     """PyTorch reads it when it is loaded, so the command says it before."""

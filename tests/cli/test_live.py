@@ -142,7 +142,7 @@ def test_a_run_that_is_resumed_goes_on_counting(tmp_path, terminal):
     metrics = read_metrics(train(tmp_path, resumed).folder)
     text = resumed.file.getvalue()
     assert "task 1/3" not in text
-    assert f"ACC {metrics.acc:.2f} % · CC {metrics.traffic.cc:.2f} · sent {size(metrics.traffic.sent_bytes)}" in text
+    assert f"ACC {metrics.acc:.2f} % · cc {metrics.traffic.cc:.2f} · sent {size(metrics.traffic.sent_bytes)}" in text
 
 
 def test_a_quiet_run_shows_nothing(tmp_path):

@@ -47,7 +47,7 @@ def test_a_run_is_waited_for_and_followed_to_its_end(done):
     name = f"{run.parent.name}/{run.name}"
     lines = said.stdout.splitlines()
     assert all(line.startswith(f"{name}: ") for line in lines)
-    assert re.search(rf"complete · task 2/2 .* ACC {found['acc']:.2f} % · CC {found['traffic']['cc']:.2f}", lines[-1])
+    assert re.search(rf"complete · task 2/2 .* ACC {found['acc']:.2f} % · cc {found['traffic']['cc']:.2f}", lines[-1])
     assert "\x1b" not in said.stdout
 
 
