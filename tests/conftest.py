@@ -16,6 +16,7 @@ import torch
 from hypothesis import settings
 
 from codecl.cli import main
+from codecl.errors import ConfigWarning
 from tests import problems
 
 if not torch.cuda.is_available():
@@ -82,6 +83,7 @@ def cli():
             undo.enter_context(mock.patch.object(warnings, "formatwarning", warnings.formatwarning))
             undo.enter_context(warnings.catch_warnings())
             warnings.simplefilter("default")  # they are for the user to read, as in a process
+            warnings.simplefilter("ignore", ConfigWarning)  # tests are full of runs that are too short
             undo.enter_context(chdir(cwd))
             undo.enter_context(redirect_stdout(out))
             undo.enter_context(redirect_stderr(err))
