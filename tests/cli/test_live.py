@@ -61,6 +61,15 @@ def test_all_that_is_drawn_fits(run, tmp_path, width):
     assert f"{now.cc_by_task[2]:.2f}" in texts[0]
 
 
+def test_the_cc_of_a_fleet_is_that_of_all_its_agents(run):
+    """As a table has it: each agent counts what it sends itself, and one that grows sends more."""
+    alone = Follower(run).look().alone
+    counts = ((2.0, 100), (1.0, 300), (None, 0))
+    parts = [alone.parts[0]._replace(progress=alone.parts[0].progress._replace(cc=cc, sent=n)) for cc, n in counts]
+    assert display.fleet_cc(alone._replace(parts=tuple(parts))) == (2.0 * 100 + 1.0 * 300) / 400
+    assert display.fleet_cc(alone._replace(parts=tuple(parts[2:]))) is None
+
+
 def test_of_many_tasks_the_last_are_drawn(run):
     view = Follower(run).look()
     seen = view.alone.parts[0]

@@ -182,7 +182,14 @@ def fleet(run: RunSnapshot, width: int) -> RenderableType:
     sent = sum(agent.progress.sent for agent in run.parts)
     expected = first.about.agents if first.about else 0
     recorded = f"{len(run.parts)} of {expected} agents are recorded here; " if expected > len(run.parts) else ""
-    return Group(head, table, Text(f"{recorded}sent {size(sent)}, cc {number(first.cc)} so far", "dim"))
+    return Group(head, table, Text(f"{recorded}sent {size(sent)}, cc {number(fleet_cc(run))} so far", "dim"))
+
+
+def fleet_cc(run: RunSnapshot) -> float | None:
+    """Of all agents that are recorded: each counts what it sends itself."""
+    known = [now for now in (part.progress for part in run.parts) if now.cc is not None]
+    sent = sum(now.sent for now in known)
+    return sum((now.cc or 0.0) * now.sent for now in known) / sent if sent else None
 
 
 def furthest(run: RunSnapshot) -> Progress:
@@ -198,7 +205,7 @@ def many(view: FollowerView, width: int) -> RenderableType:
             "task": f"{now.opened}/{now.tasks}",
             "loss": number(now.losses[-1] if now.losses else None, ".3f"),
             "ACC": number(now.acc),
-            "cc": number(now.cc),
+            "cc": number(fleet_cc(run)),
             "kept %": number(now.kept_percent, ".1f"),
             "sent": size(sum(snapshot.progress.sent for snapshot in run.parts)),
             "left": max((left(snapshot).removesuffix(" left") for snapshot in run.parts), key=len),
