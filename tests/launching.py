@@ -6,6 +6,7 @@ import select
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -52,10 +53,14 @@ def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 90
     return value
 
 
-def on_a_terminal(command: Sequence[str], cwd: Path, **variables: str) -> tuple[int, str]:
-    """The exit code of a command on a pseudo-terminal, and all that it showed."""
+def on_a_terminal(command: Sequence[str], cwd: Path, columns: int | None = None, **variables: str) -> tuple[int, str]:
+    """The exit code of a command on a pseudo-terminal, and all that it showed. `columns`: that the terminal has."""
     near, far = pty.openpty()
-    process = subprocess.Popen(command, cwd=cwd, env=environment(**variables), stdin=far, stdout=far, stderr=far)
+    env = environment(**variables)
+    if columns is not None:
+        termios.tcsetwinsize(far, (40, columns))
+        del env["COLUMNS"]  # which would be believed first
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=far, stdout=far, stderr=far)
     os.close(far)
     shown = b""
     with suppress(OSError):  # the other side is closed

@@ -1,19 +1,12 @@
 """What commands print on a real terminal of 80 and of 60 columns: whole words and numbers, no line too long."""
 
-import fcntl
-import os
-import pty
 import re
-import select
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.launching import ENTRY, on_a_terminal
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 TINY = ("--set", "train.epochs=1", "--set", "train.batch_size=100", "--set", "data.tasks=2")
@@ -23,23 +16,9 @@ CODEC, OTHER = (f"split-cifar100/split-cifar100-{name}" for name in ("codec-ring
 
 def on_terminal(columns: int, *words: str, cwd: Path) -> list[str]:
     """The lines of a command on a terminal of so many columns, also those that were overwritten."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    command = [str(Path(sys.executable).with_name("codecl")), *words]
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    environment |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    said = b""
-    while process.poll() is None or select.select([ours], [], [], 0)[0]:
-        if select.select([ours], [], [], 0.1)[0]:
-            try:
-                said += os.read(ours, 65536)
-            except OSError:  # the other end is closed
-                break
-    os.close(ours)
-    assert process.wait() == 0, said.decode()
-    return re.split(r"[\r\n]+", CONTROL.sub("", said.decode()))
+    code, shown = on_a_terminal([ENTRY, *words], cwd, columns, TERM="xterm-256color")
+    assert code == 0, shown
+    return re.split(r"[\r\n]+", CONTROL.sub("", shown))
 
 
 @pytest.fixture(scope="module")

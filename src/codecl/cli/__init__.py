@@ -35,8 +35,8 @@ def main() -> None:
     """The entry point: a user's mistake is one line and an exit code, never a traceback."""
     if "WORLD_SIZE" in os.environ:  # of a broken connection we say what is worth saying
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    if "OMP_WAIT_POLICY" not in os.environ:  # PyTorch's threads spin a hundred times longer before they sleep, which
-        os.environ.setdefault("GOMP_SPINCOUNT", "1500")  # gains nothing alone and stops whatever runs beside
+    if "OMP_WAIT_POLICY" not in os.environ:  # PyTorch's threads spin 200 times longer before they sleep, which gains
+        os.environ.setdefault("GOMP_SPINCOUNT", "1500")  # little alone and stops whatever runs beside: docs/runs.md
     warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
     try:
         code = app(standalone_mode=False)

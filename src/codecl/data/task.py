@@ -217,11 +217,15 @@ class TaskData:
         agent has images of its own, which no other knows."""
         if not self._uneven:
             return None
-        labels, names = self.train[1].cpu(), self.task.labels
+        names = self.task.labels
         if len({*names}) < self.classes:  # none, or two that are called the same
             names = tuple(map(str, range(self.classes)))
-        counts_AC = torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
-        return dict(zip(names, counts_AC.mT.tolist(), strict=True))
+        return dict(zip(names, self.images_of_classes().mT.tolist(), strict=True))
+
+    def images_of_classes(self) -> Tensor:
+        """How many training images of each class an agent has [A, C]."""
+        labels = self.train[1].cpu()
+        return torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
 
     def steps(self, batch: int) -> int:
         """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋ and the last."""

@@ -6,7 +6,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from codecl.data.task import TaskData
-from codecl.plan.graph import graph_of
+from codecl.plan.graph import rounds, stable_below
 from codecl.train.state import Setup
 
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
@@ -35,22 +35,22 @@ def _small_shards(setup: Setup) -> Iterator[str]:
 
 
 def _slow_mixing(setup: Setup) -> Iterator[str]:
-    name, graph = setup.topology.name, graph_of(setup.topology)
+    name, tenfold = setup.topology.name, rounds(setup.topology.contraction, 0.1)
     steps = min(data.steps(setup.train.batch_size) for data in setup.tasks) * setup.train.epochs
-    if graph.rounds_tenfold > 1 and steps < FEW_TENFOLDS * graph.rounds_tenfold:
+    if tenfold > 1 and steps < FEW_TENFOLDS * tenfold:
         yield (
-            f"mixing: {name} takes {graph.rounds_tenfold} rounds to shrink disagreement tenfold, and a task has {steps}"
+            f"mixing: {name} takes {tenfold} rounds to shrink disagreement tenfold, and a task has {steps}"
             " steps: agents learn apart from each other; use more links (--topology exponential), fewer agents or more"
             " epochs"
         )
 
 
 def _narrow_steps(setup: Setup) -> Iterator[str]:
-    name, graph = setup.topology.name, graph_of(setup.topology, setup.train.order)
-    if graph.agents > 1 and graph.stable_below < NARROW:
+    limit = stable_below(setup.topology.mixing, setup.train.order)
+    if setup.topology.agents > 1 and limit < NARROW:
         yield (
-            f"lr: mixing before the step is stable only while lr × curvature is below {graph.stable_below:.2f} on"
-            f" {name} (train.lr is {setup.train.lr:g}); train.order=adapt-then-combine allows 2"
+            f"lr: mixing before the step is stable only while lr × curvature is below {limit:.2f} on"
+            f" {setup.topology.name} (train.lr is {setup.train.lr:g}); train.order=adapt-then-combine allows 2"
         )
 
 
@@ -71,7 +71,6 @@ def _batch_norms(setup: Setup) -> Iterator[str]:
 def classes_seen(data: TaskData) -> float:
     """Classes that an agent's images are of, on average over agents: e to the entropy of its labels, so that a class
     with few images counts little."""
-    labels = data.train[1].cpu()
-    counts_AC = torch.stack([torch.bincount(labels[shard], minlength=data.classes) for shard in data.partition])
+    counts_AC = data.images_of_classes()
     share_AC = counts_AC / counts_AC.sum(1, keepdim=True).clamp(min=1)
     return float(torch.special.entr(share_AC).sum(1).exp().mean())
