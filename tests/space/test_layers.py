@@ -1,5 +1,7 @@
 """Which weights carry coordinates, and the columns their inputs make."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from torch.nn.utils import parametrizations
 from codecl.errors import ConfigError
 from codecl.models import MODELS
 from codecl.space import layers
+from codecl.space.calling import call
 from codecl.space.roles import parameter_roles
 from codecl.space.tracing import without_running_statistics
 
@@ -118,6 +121,34 @@ def refusal(module, images, **options):
     return message
 
 
+class Giving(nn.Module):
+    """Gives its outputs as a user's model does."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.fc, self.form = nn.Linear(4, 2), form
+
+    def forward(self, x):
+        return self.form(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: (x, x.sum()),
+        lambda x: [x],
+        lambda x: {"loss": x.sum(), "logits": x},
+        lambda x: SimpleNamespace(logits=x, hidden=None),
+    ],
+)
+def test_logits_are_found_in_what_a_model_gives(form):
+    images, module = torch.randn(3, 4), Giving(form)
+    assert torch.equal(call(module, {}, images), module.fc(images))
+    assert torch.equal(call(module, {}, {"x": images}), module.fc(images))
+    assert torch.equal(call(module, {}, (images,)), module.fc(images))
+    assert parameter_roles(module, images).outputs == 2
+
+
 def test_a_bias_of_two_layers_is_refused():
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     module[1].bias = module[0].bias
@@ -129,7 +160,7 @@ def test_a_bias_of_two_layers_is_refused():
     [
         (nn.Sequential(nn.Linear(5, 2)), "taking 3 images of shape [4] fails"),
         (nn.Sequential(nn.Linear(4, 2), nn.Flatten(0)), "for 3 images it gives [6]; it should give [3, classes]"),
-        (nn.RNN(4, 2), "for 3 images it gives tuple"),
+        (Giving(lambda x: {"scores": x}), "it gives dict; it should give a tensor, a tuple that begins with one"),
     ],
 )
 def test_a_model_that_is_no_classifier_of_these_images_is_refused(module, says):

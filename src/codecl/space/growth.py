@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from codecl.errors import ConfigError, RunFailed
 from codecl.space import chart as charts
+from codecl.space.calling import call
 from codecl.space.layers import Layer, columns, record
 from codecl.space.tracing import evaluating
 
@@ -99,7 +99,7 @@ def moments(
             zero = basis.new_zeros(basis.shape[1], basis.shape[1])
             sums[f"{layer.name}/{group}"] = zero, zero.new_zeros(())
     with evaluating(module):
-        uses = record(lambda: functional_call(module, dict(parameters), (sample,)), list(images), parameters)
+        uses = record(lambda: call(module, parameters, sample), list(images), parameters)
     for layer, use in uses:
         columns_GNP = columns(layer, use, len(sample), wanted=images[layer])
         for group, columns_NP in enumerate(columns_GNP):

@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from codecl.space.calling import call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 
@@ -69,7 +69,7 @@ def measure(
     try:
         with torch.no_grad(), evaluating(module), normalising(module, statistics):
             for images in batches:
-                functional_call(module, dict(parameters), (images,))
+                call(module, parameters, images)
     finally:
         for handle in handles:
             handle.remove()

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from codecl.errors import ConfigError
 from codecl.registry import reason
+from codecl.space.calling import call
 
 CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
 LIKE = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like"}
@@ -73,13 +73,14 @@ def logits(module: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] |
     shape = list(images.shape[1:])
     try:
         with torch.no_grad():
-            out = functional_call(module, dict(parameters or {}), (images,))
+            out = call(module, parameters or {}, images)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         mode = "training on" if module.training else "taking"
         raise ConfigError(f"model: {mode} {len(images)} images of shape {shape} fails: {reason(error)}") from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
-        given = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ConfigError(f"model: for {len(images)} images it gives {given}; it should give [{len(images)}, classes]")
+    if out.ndim != 2 or len(out) != len(images):
+        raise ConfigError(
+            f"model: for {len(images)} images it gives {list(out.shape)}; it should give [{len(images)}, classes]"
+        )
     return out
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from codecl.space import chart as charts
+from codecl.space.calling import call
 from codecl.space.chart import Chart
 from codecl.space.layout import Layout, Parameters, parameters_of
 from codecl.train import kernels
@@ -52,7 +52,7 @@ class AgentLoss:
     def __call__(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
         autocast = torch.autocast(images_B.device.type, torch.bfloat16, cache_enabled=False)
         with autocast if self.half else nullcontext():
-            logits = functional_call(self.module, {**self.shared, **own}, (images_B,))
+            logits = call(self.module, {**self.shared, **own}, images_B)
         logits = logits.float() if self.half else logits
         return functional.cross_entropy(logits, labels_B, label_smoothing=self.label_smoothing)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from codecl.data.task import in_batches
 from codecl.space import norms
+from codecl.space.calling import call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 from codecl.train.events import Evaluated
@@ -42,7 +42,7 @@ def outputs(module: nn.Module, parameters: Parameters, images: Tensor, batch_siz
     """What the module with these parameters gives for images, each batch normalised by itself."""
 
     def given(images_B: Tensor) -> Tensor:
-        return functional_call(module, dict(parameters), (images_B,))
+        return call(module, parameters, images_B)
 
     with evaluating(module):
         batches = in_batches(images, batch_size)
