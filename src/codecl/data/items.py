@@ -1,0 +1,309 @@
+"""The items of a user's data set: read one by one, each under a seed of its own, and put together as tensors.
+
+Shapes: N items that are read together, K numbers that pick an item: which one, and last the seed of what it draws.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from codecl.data.images import check_labels, cropped
+from codecl.data.inputs import Batch, Inputs, each, joined, stacked, tensors_of
+from codecl.errors import DataError
+from codecl.registry import reason
+from codecl.seeding import spawn
+
+Collate = Callable[[list[Any]], Any]  # a list of items -> (inputs, labels), or a dict with "label" or "labels"
+LABELS = ("label", "labels")
+SAMPLE = 32  # items that are looked at before all others
+TOGETHER = 256  # items that are read in one go where all are read
+MODES = dict.fromkeys(("1", "LA"), "L") | dict.fromkeys(("P", "PA", "CMYK", "YCbCr"), "RGB")  # what pictures become
+
+
+class About(NamedTuple):
+    """Whose items these are, for errors, and what they should be."""
+
+    task: str
+    split: str
+    classes: int
+    collate: Collate | None = None
+
+    def __str__(self) -> str:
+        return f"task {self.task!r}: {self.split}"
+
+
+class Bad(NamedTuple):
+    """An item that cannot be used, as a worker process says it: an error would arrive with a traceback in its text."""
+
+    reason: str
+
+
+class Items(Dataset[Any]):
+    """A map-style data set. `Items[picks]` are the items that picks [..., K] choose, as a batch of that shape.
+
+    Law: a pick gives the same item in every process: its seed is that of PyTorch, NumPy and Python while it is read."""
+
+    def __init__(self, data: Any, about: About, crop_colour: Tensor | None = None) -> None:
+        self.data, self.about, self.crop_colour = data, about, crop_colour
+        self._first: tuple[int, Any] | None = None  # that was read: the others should be like it
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def cropping(self, colour: Tensor | None) -> "Items":
+        """Itself, giving crops that show this colour past an image's edge, or black."""
+        return Items(self.data, self.about, None if colour is None else colour.cpu())
+
+    @cached_property
+    def sample(self) -> Batch:
+        """Some items from the first to the last, under fixed seeds."""
+        return self.read_sample("sample")
+
+    def read_sample(self, purpose: str) -> Batch:
+        """The sample under the seeds of this purpose."""
+        return next(self.batches([picks(self.in_sample[:, None], spawn(0, purpose))]))
+
+    @property
+    def in_sample(self) -> Tensor:
+        """Which items it has."""
+        many = min(SAMPLE, len(self))
+        return torch.arange(many) * len(self) // many
+
+    def batches(self, picks: Iterable[Tensor], workers: int = 0, pin: bool = False) -> Iterator[Batch]:
+        """One batch after another; so many worker processes read ahead."""
+        yield from Reader(self, workers, pin).batches(picks)
+
+    def read_all(self, workers: int = 0) -> Batch:
+        """Everything, under fixed seeds."""
+        chosen = picks(torch.arange(len(self))[:, None], spawn(0, "items"))
+        if self.about.collate is not None:  # it decides what items become beside each other
+            return next(self.batches([chosen]))
+        parts = list(self.batches(chosen.split(TOGETHER), workers))
+        return Batch(joined([part.images_AB for part in parts]), torch.cat([part.labels_AB for part in parts]))
+
+    def __getitem__(self, picks: Any) -> Batch | Bad:
+        try:
+            return self._read(np.asarray(picks))
+        except DataError as error:
+            return Bad(str(error))
+
+    def _read(self, picks: Any) -> Batch:
+        shape, rows = picks.shape[:-1], picks.reshape(-1, picks.shape[-1])
+        which = rows[:, 0].tolist()
+        with generators_put_back():
+            items = [self._item(index, seed) for index, seed in zip(which, rows[:, -1].tolist(), strict=True)]
+            inputs, labels = self._together(items, which)
+        for tensor in tensors_of(inputs):
+            self._check_finite(tensor, which)
+        labels = check_labels(str(self.about), labels, self.about.classes, which)
+        if rows.shape[1] > 2:
+            inputs = cropped(self.about.task, inputs, torch.from_numpy(rows[:, 1:-1]), self.crop_colour)
+        return Batch(each(lambda tensor: tensor.unflatten(0, shape), inputs), labels.unflatten(0, shape))
+
+    def _item(self, index: int, seed: int) -> Any:
+        seed_all(seed)
+        try:
+            item = self.data[index]
+            return item if self.about.collate else tensors_of_item(item)
+        except Exception as error:  # a user's data set may raise anything
+            why = str(error) if isinstance(error, _Unusable) else reason(error)
+            raise DataError(f"{self.about} item {index}: {why}") from error
+
+    def _together(self, items: list[Any], which: Sequence[int]) -> tuple[Inputs, Tensor]:
+        if self.about.collate is not None:
+            return collated(self.about, items)
+        self._first = self._first or (which[0], items[0])
+        for index, item in zip(which, items, strict=True):
+            check_alike(self.about, self._first, (index, item))
+        inputs = stacked([inputs for inputs, _ in items])
+        return inputs, torch.stack([label for _, label in items])
+
+    def _check_finite(self, tensor: Tensor, which: Sequence[int]) -> None:
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite().flatten(1).all(1)).nonzero()[0]) if tensor.ndim > 1 else 0
+            raise DataError(f"{self.about} item {which[bad]}: it holds NaN or infinity")
+
+
+class Reader:
+    """Reads batches of items in the order of their picks; worker processes stay from one pass to the next."""
+
+    def __init__(self, items: Items, workers: int, pin: bool = False) -> None:
+        self._sampler: list[Any] = []
+        self._loader: DataLoader[Any] = DataLoader(
+            items,
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            persistent_workers=workers > 0,
+            pin_memory=pin,
+            generator=torch.Generator(),  # the loader draws a seed for its workers: not from the caller's generator
+        )
+
+    def batches(self, picks: Iterable[Tensor]) -> Iterator[Batch]:
+        self._sampler[:] = [part.numpy() for part in picks]
+        read = iter(self._loader)
+        while True:
+            try:
+                batch = next(read)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:  # a worker was killed, or has no shared memory left
+                why = reason(_stopped(read, error))
+                raise DataError(f"data.workers: a process that reads items failed: {why}") from error
+            if isinstance(batch, Bad):
+                raise DataError(batch.reason)
+            yield batch
+
+
+def _stopped(read: Any, error: Exception) -> Exception:
+    """Why a worker failed, when all are stopped. Its end shows twice: a broken connection, then a signal that says how
+    it ended."""
+    try:
+        time.sleep(0.2)
+    except RuntimeError as by_signal:
+        error = by_signal
+    read._shutdown_workers()
+    return error
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def picks(chosen_NK: Tensor, generator: torch.Generator) -> Tensor:
+    """These, each with a seed of its own behind it."""
+    return torch.cat([chosen_NK, torch.randint(2**63 - 1, (len(chosen_NK), 1), generator=generator)], 1)
+
+
+def seed_all(seed: int) -> None:
+    """The generators that a data set may draw from; a GPU's are left alone."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def generators_put_back() -> Iterator[None]:
+    """PyTorch's, Python's and NumPy's global generators go on afterwards as if nothing had been drawn."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+class _Unusable(Exception):
+    """What an item is, in plain words."""
+
+
+def tensors_of_item(item: Any) -> tuple[Inputs, Tensor]:
+    """(inputs, label) of an item: a pair, or a dict in which the label is called `label` or `labels`."""
+    inputs, label = split_item(item)
+    if isinstance(inputs, Mapping):
+        return {str(name): as_tensor(value, f"{name!r}") for name, value in inputs.items()}, as_tensor(label, "label")
+    if _are_several(inputs):
+        parts = tuple(as_tensor(value, f"input {number}") for number, value in enumerate(inputs))
+        return parts, as_tensor(label, "label")
+    return as_tensor(inputs, "input"), as_tensor(label, "label")
+
+
+def _are_several(inputs: Any) -> bool:
+    """Whether these are inputs beside each other, not the numbers of one: tensors, or in a tuple also arrays."""
+    if isinstance(inputs, tuple):
+        return any(is_array(value) or is_picture(value) for value in inputs)
+    return isinstance(inputs, list) and any(isinstance(value, Tensor) and value.ndim > 0 for value in inputs)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
+
+
+def is_picture(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "PIL"
+
+
+def split_item(item: Any) -> tuple[Any, Any]:
+    """(inputs, label), as they are; of a dict with one key beside the label, what it holds."""
+    if isinstance(item, Mapping):
+        found = [name for name in LABELS if name in item]
+        inputs = {name: value for name, value in item.items() if name not in LABELS}
+        if len(found) != 1 or not inputs:
+            raise _Unusable(f"its keys are {', '.join(map(str, item))}; give inputs and either 'label' or 'labels'")
+        return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), item[found[0]]
+    if isinstance(item, tuple | list) and len(item) == 2:
+        inputs, label = item
+        return inputs, label
+    kind = type(item).__name__
+    what = f"a {kind} of {len(item)}" if isinstance(item, tuple | list) else f"of type {kind}"
+    raise _Unusable(f"it is {what}; give (inputs, label) or a dict with 'label'")
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """A tensor of what a data set gives: a tensor, an array, a number, a list of numbers, or a picture."""
+    if isinstance(value, Tensor):
+        return value
+    if is_picture(value):
+        return picture(value)
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        hint = "; leave it out, or make tensors of it with Task(…, collate=function)"
+        raise _Unusable(f"its {what} is of type {type(value).__name__}, which is no tensor{hint}") from error
+
+
+def picture(image: Any) -> Tensor:
+    """A PIL image as uint8 [channels, height, width]."""
+    values = np.array(image.convert(MODES.get(image.mode, image.mode)))
+    return torch.from_numpy(values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1)))
+
+
+def check_alike(about: About, first: tuple[int, Any], other: tuple[int, Any]) -> None:
+    """Items that are stacked have one form: the same keys, shapes and types."""
+    forms = [each(lambda tensor: (list(tensor.shape), tensor.dtype), inputs) for _, (inputs, _) in (first, other)]
+    labels = [list(label.shape) for _, (_, label) in (first, other)]
+    if forms[0] == forms[1] and labels[0] == labels[1]:
+        return
+    one, another = (_form(inputs) for _, (inputs, _) in (first, other))
+    if labels[0] != labels[1]:
+        one, another = (f"labels of shape {shape}" for shape in labels)
+    raise DataError(
+        f"{about} item {other[0]}: it is {another}, but item {first[0]} is {one}; make them alike, or pad them with"
+        " Task(…, collate=function)"
+    )
+
+
+def _form(inputs: Inputs) -> str:
+    def one(tensor: Tensor) -> str:
+        return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+    if isinstance(inputs, Mapping):
+        return ", ".join(f"{name} {one(tensor)}" for name, tensor in inputs.items())
+    return " and ".join(map(one, tensors_of(inputs)))
+
+
+def collated(about: About, items: list[Any]) -> tuple[Inputs, Tensor]:
+    """What the caller's function makes of items, as inputs and labels."""
+    assert about.collate is not None
+    try:
+        inputs, labels = tensors_of_item(about.collate(items))
+    except Exception as error:  # a user's function may raise anything
+        why = str(error) if isinstance(error, _Unusable) else reason(error)
+        raise DataError(f"{about} items: collate fails on {len(items)} of them: {why}") from error
+    sizes = [list(tensor.shape) for tensor in (*tensors_of(inputs), labels)]
+    if any(not shape or shape[0] != len(items) for shape in sizes):
+        raise DataError(
+            f"{about} items: collate gives shapes {', '.join(map(str, sizes))} for {len(items)} items; the first size"
+            " of each should be their number"
+        )
+    return inputs, labels
