@@ -1,5 +1,6 @@
 """Items that are read anew in every epoch: what memory gives, random where they are, and reproducible always."""
 
+import json
 import random
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from codecl.data.sources import Streamed, source_of
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import ConfigWarning, DataError
 from codecl.runs.config import merge, validate
+from tests import launching
 from tests.conftest import ROOT
 from tests.data.sets import CLASSES, Broken, Labelled, Noisy, Pairs, Pictures
 from tests.faults.test_resume import numbers, same
@@ -228,6 +230,29 @@ def test_who_reads_is_no_part_of_a_runs_digest():
         for key, value in {"workers": 3, "loading": "stream"}.items()
     }
     assert others["workers"].digest() == settings.digest() != others["loading"].digest()
+
+
+RANK = """
+import json, sys
+from pathlib import Path
+from tests.data.sets import Noisy
+from tests.data.test_streaming import fit
+
+result = fit(Path(sys.argv[1]), Noisy, data={"workers": 1})
+print(json.dumps(result.metrics["accuracy_matrix"]))
+"""
+
+
+def test_ranks_of_a_cluster_read_what_one_process_reads(tmp_path, whole):
+    done = launching.run(2, ["-c", RANK, str(tmp_path)], ROOT)
+    assert [code for code, *_ in done] == [0, 0], done
+    (path,) = tmp_path.rglob("events.jsonl")
+    losses = [
+        [event["loss"] for event in events if event["kind"] == "epoch"]
+        for events in (numbers(path.parent)[1], whole[1])
+    ]
+    assert torch.allclose(*map(torch.tensor, losses), rtol=0, atol=1e-10)
+    assert {out for _, out, _ in done} == {json.dumps(whole[0]["accuracy_matrix"]) + "\n"}
 
 
 MEMORY = """
