@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:
     """All tensors of the inputs, in order."""
-    leaves: list[Tensor] = tree_leaves(inputs)
+    leaves: list[Tensor] = [inputs] if isinstance(inputs, Tensor) else tree_leaves(inputs)
     return leaves
 
 
@@ -52,7 +52,7 @@ def to(inputs: Some, device: torch.device) -> Some:
 
 def each(change: Any, *inputs: Some) -> Some:
     """The same inputs with every tensor changed; of several inputs of one form, their tensors together."""
-    changed: Some = tree_map(change, *inputs)
+    changed: Some = change(*inputs) if isinstance(inputs[0], Tensor) else tree_map(change, *inputs)
     return changed
 
 

@@ -53,7 +53,7 @@ class Items(Dataset[Any]):
 
     def __init__(self, data: Any, about: About, crop_colour: Tensor | None = None) -> None:
         self.data, self.about, self.crop_colour = data, about, crop_colour
-        self._first: tuple[int, Any] | None = None  # that was read: the others should be like it
+        self._first: tuple[int, Form] | None = None  # an item that was read: the others should be like it
 
     def __len__(self) -> int:
         return len(self.data)
@@ -120,9 +120,13 @@ class Items(Dataset[Any]):
     def _together(self, items: list[Any], which: Sequence[int]) -> tuple[Inputs, Tensor]:
         if self.about.collate is not None:
             return collated(self.about, items)
-        self._first = self._first or (which[0], items[0])
+        self._first = first, form = self._first or (which[0], Form.of(items[0]))
         for index, item in zip(which, items, strict=True):
-            check_alike(self.about, self._first, (index, item))
+            if Form.of(item) != form:
+                raise DataError(
+                    f"{self.about} item {index}: it is {Form.of(item)}, but item {first} is {form}; make them alike, or"
+                    " pad them with Task(…, collate=function)"
+                )
         inputs = stacked([inputs for inputs, _ in items])
         return inputs, torch.stack([label for _, label in items])
 
@@ -268,28 +272,24 @@ def picture(image: Any) -> Tensor:
     return torch.from_numpy(values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1)))
 
 
-def check_alike(about: About, first: tuple[int, Any], other: tuple[int, Any]) -> None:
-    """Items that are stacked have one form: the same keys, shapes and types."""
-    forms = [each(lambda tensor: (list(tensor.shape), tensor.dtype), inputs) for _, (inputs, _) in (first, other)]
-    labels = [list(label.shape) for _, (_, label) in (first, other)]
-    if forms[0] == forms[1] and labels[0] == labels[1]:
-        return
-    one, another = (_form(inputs) for _, (inputs, _) in (first, other))
-    if labels[0] != labels[1]:
-        one, another = (f"labels of shape {shape}" for shape in labels)
-    raise DataError(
-        f"{about} item {other[0]}: it is {another}, but item {first[0]} is {one}; make them alike, or pad them with"
-        " Task(…, collate=function)"
-    )
+class Form(NamedTuple):
+    """What items that are stacked have in common."""
 
+    names: tuple[str, ...]
+    inputs: tuple[tuple[torch.Size, torch.dtype], ...]
+    label: torch.Size
 
-def _form(inputs: Inputs) -> str:
-    def one(tensor: Tensor) -> str:
-        return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    @classmethod
+    def of(cls, item: tuple[Inputs, Tensor]) -> "Form":
+        inputs, label = item
+        names = tuple(inputs) if isinstance(inputs, Mapping) else ()
+        return cls(names, tuple((tensor.shape, tensor.dtype) for tensor in tensors_of(inputs)), label.shape)
 
-    if isinstance(inputs, Mapping):
-        return ", ".join(f"{name} {one(tensor)}" for name, tensor in inputs.items())
-    return " and ".join(map(one, tensors_of(inputs)))
+    def __str__(self) -> str:
+        parts = [f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in self.inputs]
+        if self.names:
+            parts = [f"{name} {part}" for name, part in zip(self.names, parts, strict=True)]
+        return f"{' and '.join(parts)} with a label {list(self.label)}"
 
 
 def collated(about: About, items: list[Any]) -> tuple[Inputs, Tensor]:
