@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from codecl.data import verdicts
-from codecl.data.forms import code_of, loaded
+from codecl.data.forms import code_of, collate_of, loaded
 from codecl.data.inputs import named_tensors
 from codecl.data.items import Items
 from codecl.data.task import DataConfig, Task, about_of
@@ -110,7 +110,8 @@ def _loaded(number: int, task: Any, config: DataConfig) -> Task:
         raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
     train = loaded(task.train, about_of(number, task, "training"), config.loading, config.workers)
     test = loaded(task.test, about_of(number, task, "test"), config.loading, config.workers)
-    return task._replace(train=train, test=test)
+    collate = task.collate or collate_of(task.train) or collate_of(task.test)
+    return task._replace(train=train, test=test, collate=collate)
 
 
 def _method_fields(method: str | Method) -> dict[str, Any]:

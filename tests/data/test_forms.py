@@ -92,7 +92,8 @@ def test_several_inputs_are_kept_apart():
 def test_sequences_of_different_lengths_reach_the_model_by_name(tmp_path, loading, workers):
     """A task's all are padded to the longest of all, those of a batch to the longest of it: a mask makes them equal."""
     torch.manual_seed(0)
-    task = codecl.Task(Sequences(60), DataLoader(Sequences(30), collate_fn=padded), CLASSES, collate=padded)
+    loader = DataLoader(Sequences(60), collate_fn=padded)
+    task = codecl.Task(loader, DataLoader(Sequences(3), collate_fn=padded), CLASSES)  # 3: shorter ones
     settings = {**SMALL, "train": {"epochs": 12, "batch_size": 5, "lr": 1.0}, "dense": ["embedding.weight"]}
     settings["data"] = {"loading": loading, "workers": workers}
     result = codecl.fit(Reader(), [task, task], out=tmp_path, **settings)

@@ -21,21 +21,10 @@ from torch.utils.data import (
     default_convert,
 )
 
+from codecl.data.conversion import LABELS, Collate, is_array, is_picture, split_item, tensors_of_item, why
 from codecl.data.images import check_labels
 from codecl.data.inputs import Batch, take, tensors_of
-from codecl.data.items import (
-    LABELS,
-    TOGETHER,
-    About,
-    Items,
-    generators_put_back,
-    is_array,
-    is_picture,
-    picks,
-    seed_all,
-    split_item,
-    tensors_of_item,
-)
+from codecl.data.items import TOGETHER, About, Items, generators_put_back, picks, seed_all
 from codecl.errors import ConfigWarning, DataError
 from codecl.registry import code_digest, reason
 from codecl.seeding import spawn
@@ -104,7 +93,7 @@ def _columns(data: Mapping[Any, Any], about: About) -> tuple[Any, Any]:
     try:
         return split_item(data)
     except Exception as error:
-        raise DataError(f"{about} data: {error}") from error
+        raise DataError(f"{about} data: {why(error)}") from error
 
 
 def _of_loader(loader: Any, about: About, loading: Loading, workers: int) -> Loaded:
@@ -119,8 +108,14 @@ def _of_loader(loader: Any, about: About, loading: Loading, workers: int) -> Loa
             f"{about} data: the DataLoader's {type(own).__name__} would not be used: agents draw their own batches;"
             " give its data set, or torch.utils.data.Subset of it"
         )
-    its_own = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
-    return loaded(loader.dataset, about._replace(collate=about.collate or its_own), loading, workers)
+    return loaded(loader.dataset, about._replace(collate=about.collate or collate_of(loader)), loading, workers)
+
+
+def collate_of(data: Any) -> Collate | None:
+    """The function of the caller's by which a DataLoader puts items together; None: there is none."""
+    if not isinstance(data, DataLoader) or data.collate_fn in (default_collate, default_convert):
+        return None
+    return data.collate_fn
 
 
 def _of_items(items: Items, loading: Loading, workers: int = 0) -> Loaded:
@@ -185,7 +180,7 @@ def _one_by_one(batches: Iterable[Any], about: About) -> Iterator[Any]:
         try:
             inputs, labels = tensors_of_item(batch)
         except Exception as error:
-            raise DataError(f"{about} data: a batch of the DataLoader: {error}") from error
+            raise DataError(f"{about} data: a batch of the DataLoader: {why(error)}") from error
         yield from ((take(inputs, row), label) for row, label in enumerate(labels))
 
 

@@ -5,7 +5,7 @@ Shapes: N items that are read together, K numbers that pick an item: which one, 
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from codecl.data.conversion import Collate, Form, collated, tensors_of_item, why
 from codecl.data.images import check_labels, cropped
 from codecl.data.inputs import Batch, Inputs, each, joined, stacked, tensors_of
 from codecl.errors import DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
 
-Collate = Callable[[list[Any]], Any]  # a list of items -> (inputs, labels), or a dict with "label" or "labels"
-LABELS = ("label", "labels")
 SAMPLE = 32  # items that are looked at before all others
 TOGETHER = 256  # items that are read in one go where all are read
-MODES = dict.fromkeys(("1", "LA"), "L") | dict.fromkeys(("P", "PA", "CMYK", "YCbCr"), "RGB")  # what pictures become
 
 
 class About(NamedTuple):
@@ -114,12 +112,11 @@ class Items(Dataset[Any]):
             item = self.data[index]
             return item if self.about.collate else tensors_of_item(item)
         except Exception as error:  # a user's data set may raise anything
-            why = str(error) if isinstance(error, _Unusable) else reason(error)
-            raise DataError(f"{self.about} item {index}: {why}") from error
+            raise DataError(f"{self.about} item {index}: {why(error)}") from error
 
     def _together(self, items: list[Any], which: Sequence[int]) -> tuple[Inputs, Tensor]:
         if self.about.collate is not None:
-            return collated(self.about, items)
+            return collated(str(self.about), self.about.collate, items)
         self._first = first, form = self._first or (which[0], Form.of(items[0]))
         for index, item in zip(which, items, strict=True):
             if Form.of(item) != form:
@@ -132,8 +129,8 @@ class Items(Dataset[Any]):
 
     def _check_finite(self, tensor: Tensor, which: Sequence[int]) -> None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            bad = int((~tensor.isfinite().flatten(1).all(1)).nonzero()[0]) if tensor.ndim > 1 else 0
-            raise DataError(f"{self.about} item {which[bad]}: it holds NaN or infinity")
+            finite = tensor.isfinite().reshape(len(tensor), -1).all(1)
+            raise DataError(f"{self.about} item {which[int((~finite).nonzero()[0])]}: it holds NaN or infinity")
 
 
 class Reader:
@@ -161,8 +158,10 @@ class Reader:
             except StopIteration:
                 return
             except (RuntimeError, OSError, EOFError) as error:  # a worker was killed, or has no shared memory left
-                why = reason(_stopped(read, error))
-                raise DataError(f"data.workers: a process that reads items failed: {why}") from error
+                if not self._loader.num_workers:
+                    raise
+                how = reason(_stopped(read, error))
+                raise DataError(f"data.workers: a process that reads items failed: {how}") from error
             if isinstance(batch, Bad):
                 raise DataError(batch.reason)
             yield batch
@@ -205,105 +204,3 @@ def generators_put_back() -> Iterator[None]:
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
-
-
-class _Unusable(Exception):
-    """What an item is, in plain words."""
-
-
-def tensors_of_item(item: Any) -> tuple[Inputs, Tensor]:
-    """(inputs, label) of an item: a pair, or a dict in which the label is called `label` or `labels`."""
-    inputs, label = split_item(item)
-    if isinstance(inputs, Mapping):
-        return {str(name): as_tensor(value, f"{name!r}") for name, value in inputs.items()}, as_tensor(label, "label")
-    if _are_several(inputs):
-        parts = tuple(as_tensor(value, f"input {number}") for number, value in enumerate(inputs))
-        return parts, as_tensor(label, "label")
-    return as_tensor(inputs, "input"), as_tensor(label, "label")
-
-
-def _are_several(inputs: Any) -> bool:
-    """Whether these are inputs beside each other, not the numbers of one: tensors, or in a tuple also arrays."""
-    if isinstance(inputs, tuple):
-        return any(is_array(value) or is_picture(value) for value in inputs)
-    return isinstance(inputs, list) and any(isinstance(value, Tensor) and value.ndim > 0 for value in inputs)
-
-
-def is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
-
-
-def is_picture(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "PIL"
-
-
-def split_item(item: Any) -> tuple[Any, Any]:
-    """(inputs, label), as they are; of a dict with one key beside the label, what it holds."""
-    if isinstance(item, Mapping):
-        found = [name for name in LABELS if name in item]
-        inputs = {name: value for name, value in item.items() if name not in LABELS}
-        if len(found) != 1 or not inputs:
-            raise _Unusable(f"its keys are {', '.join(map(str, item))}; give inputs and either 'label' or 'labels'")
-        return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), item[found[0]]
-    if isinstance(item, tuple | list) and len(item) == 2:
-        inputs, label = item
-        return inputs, label
-    kind = type(item).__name__
-    what = f"a {kind} of {len(item)}" if isinstance(item, tuple | list) else f"of type {kind}"
-    raise _Unusable(f"it is {what}; give (inputs, label) or a dict with 'label'")
-
-
-def as_tensor(value: Any, what: str) -> Tensor:
-    """A tensor of what a data set gives: a tensor, an array, a number, a list of numbers, or a picture."""
-    if isinstance(value, Tensor):
-        return value
-    if is_picture(value):
-        return picture(value)
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        hint = "; leave it out, or make tensors of it with Task(…, collate=function)"
-        raise _Unusable(f"its {what} is of type {type(value).__name__}, which is no tensor{hint}") from error
-
-
-def picture(image: Any) -> Tensor:
-    """A PIL image as uint8 [channels, height, width]."""
-    values = np.array(image.convert(MODES.get(image.mode, image.mode)))
-    return torch.from_numpy(values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1)))
-
-
-class Form(NamedTuple):
-    """What items that are stacked have in common."""
-
-    names: tuple[str, ...]
-    inputs: tuple[tuple[torch.Size, torch.dtype], ...]
-    label: torch.Size
-
-    @classmethod
-    def of(cls, item: tuple[Inputs, Tensor]) -> "Form":
-        inputs, label = item
-        names = tuple(inputs) if isinstance(inputs, Mapping) else ()
-        return cls(names, tuple((tensor.shape, tensor.dtype) for tensor in tensors_of(inputs)), label.shape)
-
-    def __str__(self) -> str:
-        parts = [f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in self.inputs]
-        if self.names:
-            parts = [f"{name} {part}" for name, part in zip(self.names, parts, strict=True)]
-        return f"{' and '.join(parts)} with a label {list(self.label)}"
-
-
-def collated(about: About, items: list[Any]) -> tuple[Inputs, Tensor]:
-    """What the caller's function makes of items, as inputs and labels."""
-    assert about.collate is not None
-    try:
-        inputs, labels = tensors_of_item(about.collate(items))
-    except Exception as error:  # a user's function may raise anything
-        why = str(error) if isinstance(error, _Unusable) else reason(error)
-        raise DataError(f"{about} items: collate fails on {len(items)} of them: {why}") from error
-    sizes = [list(tensor.shape) for tensor in (*tensors_of(inputs), labels)]
-    if any(not shape or shape[0] != len(items) for shape in sizes):
-        raise DataError(
-            f"{about} items: collate gives shapes {', '.join(map(str, sizes))} for {len(items)} items; the first size"
-            " of each should be their number"
-        )
-    return inputs, labels

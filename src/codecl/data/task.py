@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, 
 from torch import Tensor
 
 from codecl.data import partition as partitions
-from codecl.data.forms import Loading
+from codecl.data.conversion import Collate
+from codecl.data.forms import Loading, collate_of
 from codecl.data.images import PADDING, prepared, scale_of, seen_as_0
 from codecl.data.inputs import Batch, Inputs, each, in_batches, shape_of, tensors_of
-from codecl.data.items import About, Collate
+from codecl.data.items import About
 from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
 from codecl.data.sources import Picked, Source, source_of
 from codecl.errors import ConfigError, DataError
@@ -169,7 +170,7 @@ class TaskData:
         self.train, self.test = train.to(self.device), test.to(self.device)
         first = self.train.first(1)
         shapes = [shape_of(images) for images in (first, self.test.first(1))]
-        if shapes[0] != shapes[1] and task.collate is None:
+        if shapes[0] != shapes[1] and not any((task.collate, collate_of(task.train), collate_of(task.test))):
             raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
         self.scale = scale_of(name, (task.mean, task.std), first, options.dtype)
         self._shape, self._stored = tuple(tensors_of(first)[0].shape[1:]), _type_of(first)
