@@ -52,6 +52,11 @@ def test_every_form_gives_the_same_tensors(form):
     assert torch.equal(labels.long(), LABELS)
 
 
+def test_workers_read_a_data_set_into_memory_in_its_order():
+    many = loaded(Pairs(600), ABOUT, "memory", workers=2)
+    assert torch.equal(many[0], loaded(Pairs(600), ABOUT, "memory")[0])
+
+
 def test_fit_takes_them_all_and_knows_that_they_are_the_same(tmp_path):
     module = nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 

@@ -16,10 +16,11 @@ from codecl.data.items import About, Items
 from codecl.data.sources import Streamed, source_of
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import ConfigWarning, DataError
+from codecl.plan import plan
 from codecl.runs.config import merge, validate
 from tests import launching
 from tests.conftest import ROOT
-from tests.data.sets import CLASSES, Broken, Labelled, Noisy, Pairs, Pictures
+from tests.data.sets import CLASSES, Broken, Dicts, Labelled, Noisy, Pairs, Pictures
 from tests.faults.test_resume import numbers, same
 from tests.problems import config, normed
 
@@ -216,6 +217,24 @@ def test_pictures_of_bytes_are_scaled_as_they_are_read():
     images = next(data.epoch(0, [0], 6)).images_AB
     assert images.dtype == torch.float32
     assert images.max() == 1
+
+
+@pytest.mark.parametrize("form", [Pairs, Noisy, Dicts])
+def test_a_plan_is_made_of_any_form(form):
+    settings = config(agents=2, model="mlp", dtype="float32")
+    planned = plan(settings, tasks=[task_of(form()), task_of(form())], measure=True)
+    assert [task.images for task in planned.tasks] == [48, 48]
+    assert planned.memory_bytes > 0
+
+
+def test_a_schedule_that_watches_held_out_items(tmp_path):
+    train = {"schedule": "plateau", "epochs": 4, "plateau": {"patience": 1}}
+    settings = {"agents": 1, "train": train, "method": "dpsgd"}
+    runs = [
+        fit(tmp_path / loading, Pairs, data={"held_out": 0.2, "loading": loading}, **settings).metrics
+        for loading in ("memory", "stream")
+    ]
+    assert runs[0]["accuracy_matrix"] == runs[1]["accuracy_matrix"]
 
 
 def test_tensors_are_never_streamed():
