@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from codecl.data.inputs import Inputs, count
 from codecl.errors import ConfigError, RunFailed
 from codecl.space import chart as charts
 from codecl.space.calling import call
@@ -90,7 +91,7 @@ def exact(bases: Bases, layers: Sequence[Layer], device: torch.device) -> dict[s
 
 
 def moments(
-    module: nn.Module, parameters: Mapping[str, Tensor], sample: Tensor, images: Mapping[Layer, int], bases: Bases
+    module: nn.Module, parameters: Mapping[str, Tensor], sample: Inputs, images: Mapping[Layer, int], bases: Bases
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """(OᵀRRᵀO, ‖R‖²) of each group of each layer for these images: `images` of them by layer, without dropout."""
     sums = {}
@@ -101,7 +102,7 @@ def moments(
     with evaluating(module):
         uses = record(lambda: call(module, parameters, sample), list(images), parameters)
     for layer, use in uses:
-        columns_GNP = columns(layer, use, len(sample), wanted=images[layer])
+        columns_GNP = columns(layer, use, count(sample), wanted=images[layer])
         for group, columns_NP in enumerate(columns_GNP):
             moment, energy = charts.moment(columns_NP, bases[layer.name][group])
             before, already = sums[f"{layer.name}/{group}"]  # a weight that is used twice pools its columns
