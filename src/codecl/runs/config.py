@@ -187,6 +187,7 @@ def validate(fields: Fields) -> RunConfig:
     streams.check_local_path(config.data)
     method = config.method.build()
     _check_schedule(config)
+    _check_optimizer(config, method)
     directions.check(config.own, config.free, config.method.name, method.grows)
     options = method.model_dump(mode="json")
     owned = {
@@ -219,6 +220,15 @@ def _check_schedule(config: RunConfig) -> None:
         )
 
 
+def _check_optimizer(config: RunConfig, method: Method) -> None:
+    """A method that adds to the gradient gets the gradient."""
+    if config.train.optimizer != "sgd" and method.needs_gradient:
+        raise ConfigError(
+            f"train.optimizer: {config.train.optimizer} does not fit method {config.method.name}, which needs the"
+            " gradient itself; use sgd"
+        )
+
+
 def stream_digest(data: DataConfig) -> str | None:
     """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
     codes = [source_digest("data.stream", streams.STREAMS, part) for part in data.stream.split(streams.PLUS)]
@@ -232,7 +242,8 @@ def parse(fields: Fields) -> RunConfig:
     except ConfigError as error:
         for old, new in RENAMED.items():
             section, name = old.split(".")
-            if isinstance(fields.get(section), Mapping) and name in fields[section]:
+            is_there = isinstance(fields.get(section), Mapping) and name in fields[section]
+            if is_there and (old != "train.decay" or str(error).startswith(old)):  # there is another of this name now
                 raise ConfigError(f"{old} is now {new}") from error
         raise
 

@@ -1,12 +1,14 @@
 """Settings of training."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from codecl.train.execution import Execution, Precision
 from codecl.train.plateau import PlateauConfig
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainConfig(BaseModel):
@@ -24,7 +26,22 @@ class TrainConfig(BaseModel):
     )
     plateau: PlateauConfig = PlateauConfig()
     warmup_epochs: int = Field(0, ge=0, description="epochs of each task in which η rises to its full value")
-    momentum: float = Field(0, ge=0, lt=1, description="β, in coordinates: momentum on projected gradients")
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="what makes a step of a gradient, in coordinates")
+    momentum: float = Field(0, ge=0, lt=1, description="β of sgd, in coordinates: momentum on projected gradients")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="of adamw: what it keeps in a step of the mean gradient, and of the mean square"
+    )
+    eps: float = Field(1e-8, gt=0, description="of adamw: what is added to the root of the mean square")
+    weight_decay: float = Field(
+        0, ge=0, description="λ, of all that trains: added to the gradient (sgd), or to the step beside it (adamw)"
+    )
+    decay: Literal["weights", "coordinates"] = Field(
+        "weights",
+        description="what decays: weights, towards 0; or coordinates, towards the weights that the task began with",
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of an agent's gradient in coordinates; null: it is not clipped"
+    )
     label_smoothing: float = Field(0, ge=0, lt=1, description="of labels: the part of a label spread over all classes")
     order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
     execution: Execution | Literal["auto"] = Field(
@@ -42,6 +59,13 @@ class TrainConfig(BaseModel):
     def _inside(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if any(not 0 < milestone < 1 for milestone in value):
             raise ValueError("parts of the epochs lie between 0 and 1")
+        return value
+
+    @field_validator("momentum")
+    @classmethod
+    def _of_sgd(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("optimizer") == "adamw":
+            raise ValueError("adamw has its own momentum, the first of train.betas; leave it out, or use sgd")
         return value
 
     def lr_at(self, epoch: int) -> float:

@@ -19,6 +19,7 @@ from codecl.train import plateau, scoring
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
+from codecl.train.optimizers import state_size
 from codecl.train.plateau import Watched
 from codecl.train.state import Carry, Setup, State, TaskPosition
 from codecl.train.step import make_step
@@ -59,7 +60,7 @@ def start_of(setup: Setup, agents: Agents, position: TaskPosition | None = None)
 
 def at_rest(setup: Setup, coords_AD: Tensor, round: int = 0) -> Carry:
     """What the first step of agents that start here is handed, or one that joins the others before this round."""
-    velocity_AV = torch.zeros_like(coords_AD) if setup.train.momentum else coords_AD[:, :0]
+    velocity_AV = coords_AD.new_zeros(len(coords_AD), state_size(setup.train, coords_AD.shape[1]))
     watched_AW = coords_AD[:, :0]
     if setup.train.schedule == "plateau":
         watched_AW = plateau.start(setup.train.plateau, setup.train.lr, coords_AD).joined()
