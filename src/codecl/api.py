@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from codecl.data import verdicts
@@ -20,7 +20,7 @@ from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import METHODS, Method
 from codecl.plan.hazards import hazards
-from codecl.registry import code_digest
+from codecl.registry import code_digest, name_of
 from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
@@ -33,6 +33,7 @@ from codecl.train.execution import Execution
 from codecl.train.state import Setup, State
 
 OnEvent = Callable[[Event], None]
+Function = Callable[[Tensor, Tensor], Any]  # of outputs and targets
 
 
 class Result(NamedTuple):
@@ -56,6 +57,8 @@ def fit(
     agents: int = 4,
     topology: str | Mapping[str, Any] | Graph = "ring",
     method: str | Method = "codec",
+    loss: str | Function | None = None,
+    score: str | Function | None = None,
     out: str | Path = "runs",
     device: str = "auto",
     exchange: str = "auto",
@@ -72,6 +75,9 @@ def fit(
     `train={"epochs": 5}`, … A call that was made before (same model, data and settings) gives back the recorded run;
     `again=True` repeats it. Under a launcher such as torchrun, every process makes the same call (`exchange`).
 
+    `loss` is what is minimised and `score` what test images are scored with: a name (`train.loss`, `train.score`) or a
+    function of (outputs, targets) at the top level of a module (docs/learning.md).
+
     `after`: a finished run of the first of these tasks, with the same settings; the others are trained as if they had
     been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md)."""
     if not tasks:
@@ -84,6 +90,7 @@ def fit(
         "method": _method_fields(method),
         "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
         "data": {"stream": "own", "digest": " ".join(map(_task_digest, tasks))},
+        "train": _function_names(loss=loss, score=score),
     }
     config = validate(merge(fields, settings))
     if after is not None:
@@ -104,6 +111,14 @@ def _loaded(number: int, task: Any) -> Task:
     except TypeError as error:
         raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
     return task._replace(train=tensors(task.train), test=tensors(task.test))
+
+
+def _function_names(**functions: str | Function | None) -> dict[str, str]:
+    """Fields of `train`: a caller's own function is known by where it lives, and its code by a digest."""
+    given = {field: function for field, function in functions.items() if function is not None}
+    return {
+        field: function if isinstance(function, str) else name_of(field, function) for field, function in given.items()
+    }
 
 
 def _method_fields(method: str | Method) -> dict[str, Any]:

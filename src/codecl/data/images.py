@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from codecl.data.targets import Targets, checked_numbers
 from codecl.errors import ConfigError, DataError
 
 Images = tuple[Tensor, Tensor]  # images, labels
@@ -13,22 +14,32 @@ Numbers = Sequence[float]
 PADDING = 4  # around an image that is cropped
 
 
-def checked(task: str, split: str, data: Images, classes: int) -> Images:
-    """The tensors, with counts and labels that fit; labels as whole numbers."""
+def checked(task: str, split: str, data: Images, classes: int, targets: Targets = "classes") -> Images:
+    """The tensors, with counts and labels that fit; classes as whole numbers."""
     images, labels = data
-    if labels.ndim != 1:
+    if labels.ndim == 0 or (labels.ndim > 1 and targets == "classes"):
         raise DataError(
             f"task {task!r}: {split} labels have shape {list(labels.shape)}; it should be one number an image"
         )
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"task {task!r}: {len(images)} {split} images but {len(labels)} labels")
-    if labels.is_floating_point() and bool((labels != labels.round()).any()):
-        raise DataError(f"task {task!r}: {split} labels are not whole numbers")
-    labels = labels.long()
-    check_range(f"task {task!r}: {split}", labels, classes)
+    if targets == "classes":
+        labels = _classes(task, split, labels, classes)
+    else:
+        labels = checked_numbers(f"task {task!r}: {split}", labels, classes, targets)
     if images.is_floating_point() and not bool(images.isfinite().all()):
         raise DataError(f"task {task!r}: the {split} images hold NaN or infinity")
     return images, labels
+
+
+def _classes(task: str, split: str, labels: Tensor, classes: int) -> Tensor:
+    if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        raise DataError(
+            f"task {task!r}: {split} labels are not whole numbers; where they are not classes, say what is learned:"
+            " train.loss=mse, bce or a function of your own"
+        )
+    check_range(f"task {task!r}: {split}", labels.long(), classes)
+    return labels.long()
 
 
 def check_range(what: str, labels: Tensor, classes: int) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from codecl.data import partition as partitions
 from codecl.data.images import PADDING, Images, checked, prepared, scale_of, seen_as_0, windows
 from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
+from codecl.data.targets import Targets, are_classes
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
@@ -93,7 +94,8 @@ class DataConfig(BaseModel):
 
 
 class Task(NamedTuple):
-    """One task: images with labels 0 .. classes - 1.
+    """One task: images with labels 0 .. classes - 1; or, for another loss than cross-entropy, with numbers [n] or
+    [n, k], and then `classes` is the number of outputs.
 
     Images are uint8 (scaled to 0 .. 1), floating (taken as they are) or other integers (tokens: not touched)."""
 
@@ -135,6 +137,7 @@ class TaskOptions(NamedTuple):
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     config: DataConfig = DataConfig()
+    targets: Targets = "classes"  # what the loss takes
     partition: Partition | None = None  # which images each agent has; None: as the config says
     sampler: Sampler | None = None  # in which order they come; None: as the config says
 
@@ -146,12 +149,14 @@ class TaskData:
         config, name, classes = options.config, task.name or f"task {index + 1}", task.classes
         if not isinstance(classes, int) or classes < 1:
             raise ConfigError(f"task {name!r}: classes is {classes!r}; it should be a whole number above 0")
-        train = checked(name, "training", tensors(task.train), classes)
+        train = checked(name, "training", tensors(task.train), classes, options.targets)
+        self.has_classes = are_classes(train[1], classes, options.targets)
         if config.validation:
-            cut = partitions.validation(name, train[1], config.validation, options.seed, index)
+            kinds = train[1] if self.has_classes else torch.zeros(len(train[1]), dtype=torch.long)
+            cut = partitions.validation(name, kinds, config.validation, options.seed, index)
             train, test = ((train[0][indices], train[1][indices]) for indices in cut)
         else:
-            test = checked(name, "test", tensors(task.test), classes)
+            test = checked(name, "test", tensors(task.test), classes, options.targets)
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
         self.index, self.name, self.classes = index, name, classes
@@ -160,7 +165,7 @@ class TaskData:
         self.dtype, self.augment = options.dtype, config.augment
         self.task = task._replace(train=train, test=test)
         device = options.device
-        self.train, self.test = ((images.to(device), labels.to(device)) for images, labels in (train, test))
+        self.train, self.test = ((images.to(device), self._target(labels, device)) for images, labels in (train, test))
         shapes = [list(images.shape[1:]) for images, _ in (train, test)]
         if shapes[0] != shapes[1]:
             raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
@@ -180,12 +185,25 @@ class TaskData:
         labels, agents = self.train[1], options.agents
         if options.config.local_path:
             return (torch.arange(len(labels)),) * agents
-        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
-        if empty:
-            raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
+        if not self.has_classes and options.config.partition != "iid":
+            raise ConfigError(
+                f"data.partition: {options.config.partition} deals images by their class, and labels of task"
+                f" {self.name!r} are no classes; use iid"
+            )
+        if options.targets == "classes":
+            self._check_all_classes(labels)
         if len(labels) < agents:
             raise ConfigError(f"agents: {agents} is more than the {len(labels)} training images of task {self.name!r}")
         return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
+
+    def _check_all_classes(self, labels: Tensor) -> None:
+        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
+
+    def _target(self, labels: Tensor, device: torch.device) -> Tensor:
+        """Labels on the device; numbers in the run's type."""
+        return labels.to(device, self.dtype) if labels.is_floating_point() else labels.to(device)
 
     def _cut(self, agent: int, shard: Tensor, part: float) -> tuple[Tensor, Tensor]:
         """An agent's images: those that it trains on, and those that it holds out."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from codecl.data.task import Task
 from codecl.exchange.messages import message_bytes
@@ -18,6 +17,7 @@ from codecl.runs.config import RunConfig
 from codecl.seeding import choose
 from codecl.space.tracing import logits
 from codecl.train import autotune
+from codecl.train.objective import loss_of
 from codecl.train.optimizers import state_size
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size
@@ -202,7 +202,7 @@ def _activations(setup: Setup, state: State) -> int:
     images, labels = next(data.epoch(0, [0], setup.train.batch_size))
     module: nn.Module = setup.module.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = functional.cross_entropy(logits(module, images[0], parameters), labels[0])
+        loss = loss_of(setup.train)(logits(module, images[0], parameters), labels[0])
     del loss
     return sum(kept.values())
 

@@ -69,7 +69,7 @@ def _batch_norms(setup: Setup) -> Iterator[str]:
     if setup.topology.agents == 1 or not any(isinstance(layer, _BatchNorm) for layer in setup.module.modules()):
         return
     for data in setup.tasks:
-        seen = classes_seen(data)
+        seen = classes_seen(data) if data.has_classes else data.classes
         if seen < FEW_CLASSES * data.classes:
             yield (
                 f"norms: an agent's images of task {data.name!r} are of {seen:.1f} classes on average, of"

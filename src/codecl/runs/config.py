@@ -27,6 +27,7 @@ from codecl.space import directions
 from codecl.space.directions import FreeConfig, OwnConfig
 from codecl.space.growth import GrowthConfig
 from codecl.train.config import TrainConfig
+from codecl.train.objective import LOSSES, SCORES
 
 Fields = Mapping[str, Any]
 RENAMED = {  # fields of schema 1
@@ -195,6 +196,8 @@ def validate(fields: Fields) -> RunConfig:
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
         "data": stream_digest(config.data),
+        "loss": source_digest("train.loss", LOSSES, config.train.loss),
+        "score": source_digest("train.score", SCORES, config.train.score),
     }
     return config.model_copy(
         update={

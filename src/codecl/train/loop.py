@@ -19,6 +19,7 @@ from codecl.train import plateau, scoring
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
+from codecl.train.objective import LOSSES, plain_loss
 from codecl.train.optimizers import state_size
 from codecl.train.plateau import Watched
 from codecl.train.state import Carry, Setup, State, TaskPosition
@@ -122,7 +123,8 @@ def _lr(setup: Setup, carry: Carry, epoch: int) -> float | None:
 def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
     """The schedule looks at the loss of the one agent on the images that it holds out."""
     parameters, held_out = agents.layout.parameters(carry.coords_AD[0]), data.held_out(setup.exchange.agents[0])
-    loss = scoring.loss(setup.module, parameters, *held_out, setup.train.test_batch_size)
+    function = plain_loss(setup.train)
+    loss = scoring.loss(setup.module, parameters, *held_out, setup.train.test_batch_size, function)
     watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, loss)
     return carry._replace(watched_AW=watched.joined())
 
@@ -167,9 +169,10 @@ def _epoch_ended(
         at, row = not_finite[0].tolist()
         agent = row if losses_SA.shape[1] > 1 else setup.exchange.agents[row]
         step = (live.epoch + 1) * steps - len(losses_SA) + at + 1
+        own = "" if setup.train.loss in LOSSES else f" ({setup.train.loss})"
         raise RunFailed(
             f"task {data.index + 1} ({data.name}), step {step}, agent {agent}:"
-            f" the loss is {losses_SA[at, row].item()}; lower train.lr (it is {lr:g})"
+            f" the loss{own} is {losses_SA[at, row].item()}; lower train.lr (it is {lr:g})"
         )
     unread = None
     if live.carry.memory_AM.numel() and not setup.exchange.lossy:
