@@ -47,9 +47,12 @@ def results(runs: Sequence[Run], paper: bool = False) -> Sheet:
     statuses = [row.metrics.status for row in rows]
     if {*statuses} != {"complete"}:
         columns.append(Column("status", statuses, words=True))
-    note = ScoreWords.of(run.metrics for run in runs).put(NOTE)
-    lines = [PAPER_NOTE if paper else note, *not_original(run.metrics for run in runs)]
-    return Sheet("results", columns, "\n".join(lines), [_record(row, paper) for row in rows])
+    words = ScoreWords.of(run.metrics for run in runs)
+    lines = [PAPER_NOTE if paper else words.put(NOTE), *not_original(run.metrics for run in runs)]
+    records = [_record(row, paper) for row in rows]
+    if words.name != "accuracy":
+        records = [record | {"score": row.metrics.score} for record, row in zip(records, rows, strict=True)]
+    return Sheet("results", columns, "\n".join(lines), records)
 
 
 def _names(rows: Sequence[Configuration], paper: bool) -> list[Column]:
@@ -123,7 +126,6 @@ def _record(row: Configuration, paper: bool) -> dict[str, Any]:
         "variant": row.variant,
         "status": row.metrics.status,
         "seeds": len(row.runs),
-        "score": row.metrics.score,
         "acc": acc.mean,
         "acc_std": acc.std,
         "bwt": bwt.mean,
