@@ -21,6 +21,7 @@ from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import METHODS, Method
 from codecl.plan.hazards import hazards
 from codecl.registry import code_digest, name_of
+from codecl.report.progress import showing
 from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
@@ -66,6 +67,7 @@ def fit(
     mu: bool = False,
     after: "str | Path | Result | None" = None,
     on_event: OnEvent | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
@@ -79,7 +81,10 @@ def fit(
     function of (outputs, targets) at the top level of a module (docs/learning.md).
 
     `after`: a finished run of the first of these tasks, with the same settings; the others are trained as if they had
-    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md)."""
+    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md).
+
+    `on_event` is called with each event (docs/events.md). `progress` is shown on a terminal and in a notebook; False
+    turns it off."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
@@ -101,7 +106,8 @@ def fit(
                 f"after: the tasks of {after} are not the first of these tasks; give them all, its own first"
             )
     where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
-    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, on_event=on_event, **where)
+    seen: dict[str, Any] = {"on_event": on_event, "progress": progress}
+    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, **seen, **where)
 
 
 def _loaded(number: int, task: Any) -> Task:
@@ -159,6 +165,7 @@ def run(
     again: bool = False,
     mu: bool = False,
     on_event: OnEvent | None = None,
+    progress: bool = False,
     module: nn.Module | None = None,
     tasks: Sequence[Task] | None = None,
     after: Path | None = None,
@@ -180,10 +187,11 @@ def run(
         writer = _open(folder, config, setup, ranks, again, after)
         finished = False
         try:
-            with compute_settings(ranks.device):
+            with compute_settings(ranks.device), showing(config, folder, progress and ranks.is_main) as show:
                 setup = setup._replace(execution=_start(writer, config, setup, state, ranks))
                 with closing(resume.events(writer, setup, state, ranks, mu)) as events:
                     for event in events:
+                        show(event)
                         if on_event is not None:
                             on_event(event)
             finished = True
