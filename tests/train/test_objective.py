@@ -1,5 +1,6 @@
 """Losses and scores: by name, of a user's own, and what is said where they do not fit."""
 
+import importlib
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ import codecl
 from codecl import Method, Task, api
 from codecl.errors import ConfigError, DataError, RunFailed
 from codecl.train.objective import f1, label_accuracy, negative_mse, r2
+from tests.conftest import ROOT
 from tests.problems import config, perceptron, tasks
 
 TRAIN = {"batch_size": 8, "epochs": 20, "lr": 0.1, "milestones": ()}
@@ -259,3 +261,15 @@ def test_scores_are_what_they_say():
     assert label_accuracy(logits, there) == 75
     assert f1(logits, there) == pytest.approx(0.8)
     assert f1(-torch.ones(2, 2), torch.zeros(2, 2)) == 0
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    (tmp_path / "learning_example.py").write_text(text.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = importlib.import_module("learning_example").result
+    assert result.metrics["score"] == "learning_example:score"
+    assert -0.5 < result.metrics["acc"] < 0
