@@ -11,6 +11,7 @@ from torch.nn import functional
 import codecl
 from codecl import Method, Task, api
 from codecl.errors import ConfigError, DataError, RunFailed
+from codecl.runs.model import predict
 from codecl.train.objective import f1, label_accuracy, negative_mse, r2
 from tests.conftest import ROOT
 from tests.problems import config, perceptron, tasks
@@ -77,6 +78,10 @@ def raising_later(outputs, targets):
 
 def not_a_number(outputs, targets):
     return outputs.sum() * float("nan")
+
+
+def nan_later(outputs, targets):
+    return torch.where(outputs.mean() > 1, torch.nan, functional.mse_loss(outputs[:, 0], targets))
 
 
 def detached(outputs, targets):
@@ -219,6 +224,17 @@ def test_labels_that_do_not_fit_the_loss_are_refused(tmp_path, loss, labels, say
 def test_a_loss_that_fails_while_it_trains_ends_the_run_with_one_line(tmp_path):
     with pytest.raises(RunFailed, match=r"train.loss: .*raising_later fails on outputs .*ValueError: too large"):
         fit(tmp_path, [regression(1, flat=True)], loss=raising_later, score="r2")
+
+
+def test_a_loss_that_is_not_a_number_is_named(tmp_path):
+    with pytest.raises(RunFailed, match=r"step \d+, agent \d: the loss \(.*:nan_later\) is nan"):
+        fit(tmp_path, [regression(1, flat=True)], loss=nan_later, score="r2")
+
+
+def test_numbers_are_not_classified(tmp_path):
+    folder = fit(tmp_path, [regression(1)], loss="mse", train={"epochs": 1}).folder
+    with pytest.raises(ConfigError, match=r"its images have no classes \(train.loss is mse\); use codecl.load"):
+        predict(folder, "1", [])
 
 
 def test_a_head_that_gives_too_much_is_refused_where_every_output_counts(tmp_path):

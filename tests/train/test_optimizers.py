@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from codecl import api
 from codecl.errors import ConfigError
 from codecl.plan.hazards import hazards
+from codecl.runs.reader import read_events
 from codecl.space import chart as charts
 from codecl.train import loop as module_under_test
 from codecl.train.config import TrainConfig
@@ -214,3 +216,25 @@ def test_hazards_of_curvature_are_not_those_of_adamw():
     assert lines(train={"optimizer": "adamw", "lr": 0.001}) == []
     (line,) = lines(train={"optimizer": "adamw", "lr": 0.1})
     assert "1e-3 is usual" in line
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_stopped_run_with_adamw_goes_on_from_its_checkpoint(tmp_path):
+    settings = config(train=ADAM | {"epochs": 3, "weight_decay": 0.1}, checkpoint={"every": 1})
+    module = perceptron()
+
+    def stop(event):
+        if event.kind == "epoch" and (event.task, event.epoch) == (1, 1):
+            raise Stop
+
+    common = {"module": module, "tasks": tasks(2), "device": "cpu"}
+    whole = api.run(settings, out=tmp_path / "whole", **common)
+    with pytest.raises(Stop):
+        api.run(settings, out=tmp_path / "stopped", on_event=stop, **common)
+    rest = api.run(settings, out=tmp_path / "stopped", **common)
+    digests = [[event.digest for event in of(read_events(run.folder), "flood")] for run in (whole, rest)]
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 2

@@ -82,15 +82,26 @@ def state_size(config: "TrainConfig", coordinates: int) -> int:
 
 def make_descend(config: "TrainConfig", layout: Layout) -> Descend:
     """The direction of a step: the gradient clipped, then what the optimizer makes of it and of the weight decay."""
-    rule, decay, max_norm = OPTIMIZERS[config.optimizer].rule(config), config.weight_decay, config.clip_norm
-    zero_D = anchor_coordinates(layout) if decay and config.decay == "weights" else torch.zeros_like(layout.start())
+    rule, max_norm = OPTIMIZERS[config.optimizer].rule(config), config.clip_norm
+    decayed = make_decay(config, layout)
 
     def descend(state_AV: Tensor, coords_AD: Tensor, grad_AD: Tensor) -> tuple[Tensor, Tensor]:
         if max_norm is not None:
             grad_AD = clipped(grad_AD, max_norm)
-        return rule(state_AV, grad_AD, decay * (coords_AD + zero_D) if decay else None)
+        return rule(state_AV, grad_AD, decayed(coords_AD))
 
     return descend
+
+
+def make_decay(config: "TrainConfig", layout: Layout) -> Callable[[Tensor], Tensor | None]:
+    """What weight decay adds at some coordinates: λ(W0 O + c), or λc; None where there is none."""
+    strength = config.weight_decay
+    if not strength:
+        return lambda coords_AD: None
+    if config.decay == "coordinates":
+        return lambda coords_AD: strength * coords_AD
+    anchor_D = anchor_coordinates(layout)
+    return lambda coords_AD: strength * (coords_AD + anchor_D)
 
 
 def clipped(grad_AD: Tensor, max_norm: float) -> Tensor:
