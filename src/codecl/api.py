@@ -9,21 +9,22 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from codecl.data import verdicts
 from codecl.data.forms import code_of, collate_of, loaded
 from codecl.data.inputs import named_tensors
 from codecl.data.items import Items
-from codecl.data.task import DataConfig, Task, about_of
+from codecl.data.task import Task, about_of
 from codecl.errors import ConfigError, ConfigWarning
 from codecl.exchange import digest
 from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import METHODS, Method
 from codecl.plan.hazards import hazards
-from codecl.registry import code_digest
+from codecl.registry import code_digest, name_of
+from codecl.report.progress import showing
 from codecl.runs import reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
@@ -36,6 +37,7 @@ from codecl.train.execution import Execution
 from codecl.train.state import Setup, State
 
 OnEvent = Callable[[Event], None]
+Function = Callable[[Tensor, Tensor], Any]  # of outputs and targets
 
 
 class Result(NamedTuple):
@@ -59,6 +61,8 @@ def fit(
     agents: int = 4,
     topology: str | Mapping[str, Any] | Graph = "ring",
     method: str | Method = "codec",
+    loss: str | Function | None = None,
+    score: str | Function | None = None,
     out: str | Path = "runs",
     device: str = "auto",
     exchange: str = "auto",
@@ -66,6 +70,7 @@ def fit(
     mu: bool = False,
     after: "str | Path | Result | None" = None,
     on_event: OnEvent | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
@@ -75,8 +80,14 @@ def fit(
     `train={"epochs": 5}`, … A call that was made before (same model, data and settings) gives back the recorded run;
     `again=True` repeats it. Under a launcher such as torchrun, every process makes the same call (`exchange`).
 
+    `loss` is what is minimised and `score` what test images are scored with: a name (`train.loss`, `train.score`) or a
+    function of (outputs, targets) at the top level of a module (docs/learning.md).
+
     `after`: a finished run of the first of these tasks, with the same settings; the others are trained as if they had
-    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md)."""
+    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md).
+
+    `on_event` is called with each event (docs/events.md). `progress` is shown on a terminal and in a notebook; False
+    turns it off."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     fields: dict[str, Any] = {
@@ -86,9 +97,10 @@ def fit(
         "method": _method_fields(method),
         "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
         "data": {"stream": "own"},
+        "train": _function_names(loss=loss, score=score),
     }
     config = validate(merge(fields, settings))  # what is not allowed is said before data are read
-    tasks = [_loaded(number, task, config.data) for number, task in enumerate(tasks)]
+    tasks = [_loaded(number, task, config) for number, task in enumerate(tasks)]
     fields["data"]["digest"] = " ".join(map(_task_digest, tasks))
     config = validate(merge(fields, settings))
     if after is not None:
@@ -99,19 +111,29 @@ def fit(
                 f"after: the tasks of {after} are not the first of these tasks; give them all, its own first"
             )
     where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
-    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, on_event=on_event, **where)
+    seen: dict[str, Any] = {"on_event": on_event, "progress": progress}
+    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, **seen, **where)
 
 
-def _loaded(number: int, task: Any, config: DataConfig) -> Task:
+def _loaded(number: int, task: Any, config: RunConfig) -> Task:
     """A caller's task with its data as tensors, or as items where they are to be streamed."""
     try:
         task = task if isinstance(task, Task) else Task(*task)
     except TypeError as error:
         raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
-    train = loaded(task.train, about_of(number, task, "training"), config.loading, config.workers)
-    test = loaded(task.test, about_of(number, task, "test"), config.loading, config.workers)
+    data, targets = config.data, config.train.targets
+    train = loaded(task.train, about_of(number, task, "training", targets), data.loading, data.workers)
+    test = loaded(task.test, about_of(number, task, "test", targets), data.loading, data.workers)
     collate = task.collate or collate_of(task.train) or collate_of(task.test)
     return task._replace(train=train, test=test, collate=collate)
+
+
+def _function_names(**functions: str | Function | None) -> dict[str, str]:
+    """Fields of `train`: a caller's own function is known by where it lives, and its code by a digest."""
+    given = {field: function for field, function in functions.items() if function is not None}
+    return {
+        field: function if isinstance(function, str) else name_of(field, function) for field, function in given.items()
+    }
 
 
 def _method_fields(method: str | Method) -> dict[str, Any]:
@@ -152,6 +174,7 @@ def run(
     again: bool = False,
     mu: bool = False,
     on_event: OnEvent | None = None,
+    progress: bool = False,
     module: nn.Module | None = None,
     tasks: Sequence[Task] | None = None,
     after: Path | None = None,
@@ -173,10 +196,11 @@ def run(
         writer = _open(folder, config, setup, ranks, again, after)
         finished = False
         try:
-            with compute_settings(ranks.device):
+            with compute_settings(ranks.device), showing(config, folder, progress and ranks.is_main) as show:
                 setup = setup._replace(execution=_start(writer, config, setup, state, ranks))
                 with closing(resume.events(writer, setup, state, ranks, mu)) as events:
                     for event in events:
+                        show(event)
                         if on_event is not None:
                             on_event(event)
             finished = True

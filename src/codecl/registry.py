@@ -69,6 +69,17 @@ def source_digest(what: str, table: Mapping[str, Any], name: str) -> str | None:
     return code_digest(thing)
 
 
+def name_of(what: str, thing: Any) -> str:
+    """`package.module:name`, by which a caller's own function or class is found again."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if module is None or name is None or getattr(sys.modules.get(module), name, None) is not thing:
+        raise ConfigError(
+            f"{what}: {name or type(thing).__name__} cannot be found by a name; write it as a function at the top level"
+            " of a module or notebook"
+        )
+    return f"{module}:{name}"
+
+
 def code_digest(thing: Any) -> str:
     """Of the file that defines a class or function; of its compiled functions where there is none (a notebook)."""
     try:

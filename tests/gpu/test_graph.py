@@ -213,3 +213,14 @@ def test_a_stopped_run_goes_on_with_its_generator(moment, tmp_path):
     for file, tensors in ours[2].items():
         for name, value in tensors.items():
             torch.testing.assert_close(value, whole[2][file][name], rtol=1e-3, atol=1e-3)
+
+
+def test_a_captured_step_of_adamw_equals_the_plain_one(monkeypatch, recwarn):
+    """Its count of steps is a tensor too."""
+    more = {"optimizer": "adamw", "lr": 0.001, "weight_decay": 0.1, "clip_norm": 1.0}
+    settings = config(dtype="float64", train={"batch_size": 8, "epochs": 2, **more})
+    module = alexnet((3, 32, 32), 4)
+    ours = run(module, images(), settings)
+    assert not [warning for warning in recwarn if "captured" in str(warning.message)]
+    plainly(monkeypatch)
+    assert furthest(ours, run(module, images(), settings)) < 1e-9

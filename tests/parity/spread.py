@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ewc": {"method": "d-ewc"},
 }
 ONE_WAY = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (2, 0), (1, 4))
+ADAM = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, "clip_norm": 1.0}
 FIRST = {"directions": 4, "first_task": True}
 CASES: dict[str, Mapping[str, Any]] = {
     **{
@@ -36,6 +37,8 @@ CASES: dict[str, Mapping[str, Any]] = {
     "random": {"agents": 5, "topology": {"name": "erdos-renyi", "edge_probability": 0.6}, **METHODS["one"]},
     "one way": {"agents": 5, "topology": {"name": "graph", "edges": ONE_WAY}, **METHODS["ewc"]},
     "combine": {"agents": 5, "topology": "ring", "train": {"order": "adapt-then-combine", "momentum": 0.5}},
+    "adamw": {"agents": 5, "topology": "ring", "train": ADAM},
+    "four adamw": {"agents": 4, "topology": "ring", "train": ADAM},
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},

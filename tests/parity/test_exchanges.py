@@ -19,6 +19,7 @@ RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts"], 3: FIVE, 4: EIGHT, 8: EIGHT}
 PEERS = {
     4: [
         "four",
+        "four adamw",
         "four all",
         "own four",
         "own four all",

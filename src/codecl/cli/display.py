@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codecl.report.formats import duration, size
+from codecl.report.progress import score_words
 from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
 from codecl.runs.metrics import Progress
 
@@ -57,23 +58,6 @@ def left(snapshot: Snapshot) -> str:
     return f"{duration(max(0.0, snapshot.progress.left_s - snapshot.silent_s))} left"
 
 
-def line(now: Progress, remaining: str) -> str:
-    """A run's progress in one line."""
-    words = [
-        f"task {now.opened}/{now.tasks}" if now.opened else "",
-        f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" and now.epoch else "",
-        f"loss {now.losses[-1]:.3f}" if now.losses else "",
-        f"ACC {now.acc:.2f} %" if now.acc is not None else "",
-        f"cc {now.cc:.2f}" if now.cc else "",
-        f"sent {size(now.sent)}",
-        f"kept {now.kept_percent:.1f} %" if now.acc is not None and now.kept_percent else "",
-        remaining,
-        now.names[-1] if now.names and not now.ended else "",
-        f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
-    ]
-    return " · ".join(filter(None, words))
-
-
 def drawn(view: FollowerView, width: int, height: int) -> RenderableType:
     """All that is followed, for a terminal of this size."""
     run = view.alone
@@ -117,19 +101,20 @@ def _tasks(now: Progress, room: int) -> Table:
     """A row a task; where there are more than fit, the last."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("task", no_wrap=True, overflow="ellipsis")
-    for title in ("learned %", "now %", "cc in training"):
+    words = score_words(now)
+    for title in (words.title("learned"), words.title("now"), "cc in training"):
         table.add_column(title, justify="right", no_wrap=True)
     first = max(0, now.opened - room)
     for task in range(first, now.opened):
         name = f"{task + 1} {now.names[task]}" + (f" (and {first} before)" if first and task == first else "")
         doing = f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" else now.phase
-        known = _at(now.known, task) if task < len(now.known) else doing
-        table.add_row(Text(name), _at(now.learned, task), known, _at(now.cc_by_task, task))
+        known = _at(now.known, task, words.digits) if task < len(now.known) else doing
+        table.add_row(Text(name), _at(now.learned, task, words.digits), known, _at(now.cc_by_task, task))
     return table
 
 
-def _at(values: Sequence[float | None], place: int) -> str:
-    return number(values[place]) if place < len(values) else ""
+def _at(values: Sequence[float | None], place: int, digits: str = ".2f") -> str:
+    return number(values[place], digits) if place < len(values) else ""
 
 
 def _facts(snapshot: Snapshot, width: int) -> Table:
@@ -144,7 +129,7 @@ def _facts(snapshot: Snapshot, width: int) -> Table:
     rows = {
         "steps": steps if now.all_steps else "",
         "loss": loss,
-        "ACC": f"{now.acc:.2f} %{so_far}{kept}" if now.acc is not None else "",
+        "ACC": f"{score_words(now).named(now.acc, '.2f')}{so_far}{kept}" if now.acc is not None else "",
         "sent": f"{size(now.sent)}, cc {number(now.cc)}{so_far}" if now.sent else "",
         error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
@@ -171,7 +156,7 @@ def fleet(run: RunSnapshot, width: int) -> RenderableType:
             "task": f"{now.opened}/{now.tasks}",
             "epoch": f"{now.epoch}/{now.epochs}",
             "loss": number(now.losses[-1] if now.losses else None, ".3f"),
-            "ACC": number(now.acc),
+            "ACC": number(now.acc, score_words(now).digits),
             "missed": str(now.missed),
             "away": " ".join(map(str, now.away)) if not now.ended else "",
             "last sign": f"{duration(agent.silent_s)} ago",
@@ -204,7 +189,7 @@ def many(view: FollowerView, width: int) -> RenderableType:
             "state": Text(run.state, TONES[run.state]),
             "task": f"{now.opened}/{now.tasks}",
             "loss": number(now.losses[-1] if now.losses else None, ".3f"),
-            "ACC": number(now.acc),
+            "ACC": number(now.acc, score_words(now).digits),
             "cc": number(fleet_cc(run)),
             "kept %": number(now.kept_percent, ".1f"),
             "sent": size(sum(snapshot.progress.sent for snapshot in run.parts)),

@@ -134,8 +134,8 @@ def agent(
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     metrics, folder = peer.take_part(fleet.read(file), out, again)
-    accuracy = "-" if metrics.acc is None else f"{metrics.acc:.2f}"
-    typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {accuracy}, {folder}")
+    score = "-" if metrics.acc is None else format(metrics.acc, ".2f" if metrics.in_percent else ".4g")
+    typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {score}, {folder}")
     if metrics.status == "degraded":
         raise typer.Exit(DEGRADED)
 

@@ -143,7 +143,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("… until it is 1/1,000,000", str(graph.rounds_millionfold)),
         ("rounds of agreement between tasks", str(graph.agree_rounds)),
         ("… what they leave of a disagreement", f"{graph.contraction**graph.agree_rounds:.1e}"),
-        ("stable while lr × curvature is below", f"{graph.stable_below:.2f}"),
+        ("stable while lr × curvature is below", "–" if graph.stable_below is None else f"{graph.stable_below:.2f}"),
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
         ("first task: bytes per step and link", size(plan.tasks[0].message_bytes)),
         ("sent while training", sign + size(plan.train_bytes)),

@@ -188,7 +188,7 @@ def labels_of(items: Items, workers: int) -> Tensor:
     """All labels: those that the data set has as a whole, if they are its items'; else every item is read."""
     found, known = _whole(items.data), items.sample.labels_AB
     if found is not None and len(found) == len(items) and torch.equal(found[items.in_sample].to(known.dtype), known):
-        return check_labels(str(items.about), found, items.about.classes)
+        return check_labels(str(items.about), found, items.about.classes, items.about.targets)
     warnings.warn(
         f"{items.about} labels: all {len(items)} items are read for them once; a data set with `targets` spares that",
         ConfigWarning,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from codecl.data.inputs import Inputs, shape_of, tensors_of
+from codecl.data.targets import Targets, checked_numbers
 from codecl.errors import ConfigError, DataError
 
 Images = tuple[Tensor, Tensor]  # images, labels
@@ -14,31 +15,39 @@ Numbers = Sequence[float]
 PADDING = 4  # around an image that is cropped
 
 
-def checked(task: str, split: str, data: tuple[Inputs, Tensor], classes: int) -> tuple[Inputs, Tensor]:
-    """The tensors, with counts and labels that fit; labels as whole numbers."""
+def checked(
+    task: str, split: str, data: tuple[Inputs, Tensor], classes: int, targets: Targets = "classes"
+) -> tuple[Inputs, Tensor]:
+    """The tensors, with counts and labels that fit; classes as whole numbers."""
     inputs, labels = data
     sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors_of(inputs)}
-    if labels.ndim == 1 and (sizes != {len(labels)} or not len(labels)):
+    if labels.ndim and (sizes != {len(labels)} or not len(labels)):
         several = ", ".join(map(str, sorted(sizes)))
         raise DataError(f"task {task!r}: {several} {split} images but {len(labels)} labels")
-    labels = check_labels(f"task {task!r}: {split}", labels, classes)
+    labels = check_labels(f"task {task!r}: {split}", labels, classes, targets)
     for tensor in tensors_of(inputs):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise DataError(f"task {task!r}: the {split} images hold NaN or infinity")
     return inputs, labels
 
 
-def check_labels(what: str, labels: Tensor, classes: int, which: Sequence[int] | None = None) -> Tensor:
-    """Labels of classes, a whole number from 0 on for each image. `what` they are of, in errors, and `which` items."""
-    if labels.ndim != 1:
+def check_labels(
+    what: str, labels: Tensor, classes: int, targets: Targets, which: Sequence[int] | None = None
+) -> Tensor:
+    """Labels that the loss can take: a class, a whole number from 0 on, for each image, or numbers. `what` they are
+    of, in errors, and `which` items."""
+    if labels.ndim == 0 or (labels.ndim > 1 and targets == "classes"):
         of = "" if which is None else f" item {which[0]}:"
         shape = list(labels.shape[which is not None :])
         raise DataError(f"{what}{of} labels have shape {shape}; it should be one number an image")
+    if targets != "classes":
+        return checked_numbers(what, labels, classes, targets)
     if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        say = "where they are not classes, say what is learned: train.loss=mse, bce or a function of your own"
         if which is None:
-            raise DataError(f"{what} labels are not whole numbers")
+            raise DataError(f"{what} labels are not whole numbers; {say}")
         at = int((labels != labels.round()).nonzero()[0])
-        raise DataError(f"{what} item {which[at]}: its label {labels[at]:g} is not a whole number")
+        raise DataError(f"{what} item {which[at]}: its label {labels[at]:g} is not a whole number; {say}")
     labels = labels.long()
     outside = ((labels < 0) | (labels >= classes)).nonzero().flatten()
     if len(outside) and which is not None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from codecl.data.conversion import Collate, Form, collated, tensors_of_item, why
 from codecl.data.images import check_labels, cropped
 from codecl.data.inputs import Batch, Inputs, each, joined, stacked, tensors_of
+from codecl.data.targets import Targets
 from codecl.errors import DataError
 from codecl.registry import reason
 from codecl.seeding import spawn
@@ -33,6 +34,7 @@ class About(NamedTuple):
     split: str
     classes: int
     collate: Collate | None = None
+    targets: Targets = "classes"  # what the loss takes
 
     def __str__(self) -> str:
         return f"task {self.task!r}: {self.split}"
@@ -101,7 +103,7 @@ class Items(Dataset[Any]):
             inputs, labels = self._together(items, which)
         for tensor in tensors_of(inputs):
             self._check_finite(tensor, which)
-        labels = check_labels(str(self.about), labels, self.about.classes, which)
+        labels = check_labels(str(self.about), labels, self.about.classes, self.about.targets, which)
         if rows.shape[1] > 2:
             inputs = cropped(self.about.task, inputs, torch.from_numpy(rows[:, 1:-1]), self.crop_colour)
         return Batch(each(lambda tensor: tensor.unflatten(0, shape), inputs), labels.unflatten(0, shape))

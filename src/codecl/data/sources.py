@@ -45,8 +45,9 @@ class InMemory(NamedTuple):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in tensors_of(self.inputs))
 
-    def to(self, device: torch.device) -> "InMemory":
-        return InMemory(to(self.inputs, device), self.labels.to(device))
+    def to(self, device: torch.device, numbers: torch.dtype) -> "InMemory":
+        """On this device; labels that are numbers in this type."""
+        return InMemory(to(self.inputs, device), _typed(self.labels, numbers).to(device))
 
     def subset(self, which: Tensor) -> "InMemory":
         return InMemory(take(self.inputs, which), self.labels[which])
@@ -57,6 +58,10 @@ class InMemory(NamedTuple):
 
     def all_labels(self) -> Tensor:
         return self.labels.cpu()
+
+    def some_labels(self) -> Tensor:
+        """Enough of them to see what they are."""
+        return self.labels
 
     def first(self, many: int) -> Inputs:
         """So many items; from the first on again where there are fewer."""
@@ -91,7 +96,7 @@ class Streamed:
     streamed, nbytes = True, 0
 
     def __init__(self, items: Items, workers: int) -> None:
-        self.items, self.workers, self.device = items, workers, torch.device("cpu")
+        self.items, self.workers, self.device, self.numbers = items, workers, torch.device("cpu"), torch.float32
         self._which: Tensor | None = None  # of the items these are; None: all
         self._labels: Tensor | None = None  # where they were read
         self._reader: Reader | None = None
@@ -100,9 +105,9 @@ class Streamed:
     def size(self) -> int:
         return len(self.items) if self._which is None else len(self._which)
 
-    def to(self, device: torch.device) -> "Streamed":
+    def to(self, device: torch.device, numbers: torch.dtype) -> "Streamed":
         moved = copy(self)
-        moved.device = device
+        moved.device, moved.numbers = device, numbers
         return moved
 
     def subset(self, which: Tensor) -> "Streamed":
@@ -122,6 +127,9 @@ class Streamed:
             labels = forms.labels_of(self.items, self.workers)
             self._labels = labels if self._which is None else labels[self._which]
         return self._labels
+
+    def some_labels(self) -> Tensor:
+        return self.items.sample.labels_AB
 
     def first(self, many: int) -> Inputs:
         which = torch.arange(many) % self.size
@@ -149,7 +157,7 @@ class Streamed:
         """These items as they are stored, on the device."""
         if isinstance(picked, Tensor):
             (picked,) = self._new_reader(0).batches([self._underlying(picked.cpu())])
-        return picked.to(self.device)
+        return Batch(picked.images_AB, _typed(picked.labels_AB, self.numbers)).to(self.device)
 
     def _new_reader(self, workers: int) -> Reader:
         return Reader(self.items, workers, pin=self.device.type == "cuda")
@@ -163,9 +171,13 @@ class Streamed:
 Source = InMemory | Streamed
 
 
+def _typed(labels: Tensor, numbers: torch.dtype) -> Tensor:
+    return labels.to(numbers) if labels.is_floating_point() else labels
+
+
 def source_of(data: Any, about: About, loading: forms.Loading = "auto", workers: int = 0) -> Source:
     """The items of what a caller has, checked: tensors at once, streamed ones as they are read."""
     found = forms.loaded(data, about, loading, workers)
     if isinstance(found, Items):
         return Streamed(found, workers)
-    return InMemory(*checked(about.task, about.split, found, about.classes))
+    return InMemory(*checked(about.task, about.split, found, about.classes, about.targets))

@@ -19,6 +19,7 @@ from codecl.data.inputs import Batch, Inputs, each, in_batches, shape_of, tensor
 from codecl.data.items import About
 from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
 from codecl.data.sources import Picked, Source, source_of
+from codecl.data.targets import Targets, are_classes
 from codecl.errors import ConfigError, DataError
 from codecl.seeding import spawn
 
@@ -105,7 +106,8 @@ class DataConfig(BaseModel):
 
 
 class Task(NamedTuple):
-    """One task: images with labels 0 .. classes - 1.
+    """One task: images with labels 0 .. classes - 1; or, for another loss than cross-entropy, with numbers [n] or
+    [n, k], and then `classes` is the number of outputs.
 
     `train` and `test` are (images, labels), a data set, a DataLoader or a list of items (docs/own-data.md). Images are
     uint8 (scaled to 0 .. 1), floating (taken as they are) or other integers (tokens: not touched); there may be several
@@ -145,6 +147,7 @@ class TaskOptions(NamedTuple):
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     config: DataConfig = DataConfig()
+    targets: Targets = "classes"  # what the loss takes
     partition: Partition | None = None  # which images each agent has; None: as the config says
     sampler: Sampler | None = None  # in which order they come; None: as the config says
 
@@ -153,12 +156,14 @@ class TaskData:
     """A task on the device, dealt to agents."""
 
     def __init__(self, index: int, task: Task, options: TaskOptions) -> None:
-        config, about = options.config, about_of(index, task, "training")
+        config, about = options.config, about_of(index, task, "training", options.targets)
         name, classes = about.task, about.classes
         self.index, self.name, self.classes, self.task = index, name, classes, task
         train = source_of(task.train, about, config.loading, config.workers)
+        self.has_classes = are_classes(train.some_labels(), classes, options.targets)
         if config.validation:
-            cut = partitions.validation(name, train.all_labels(), config.validation, options.seed, index)
+            kinds = train.all_labels() if self.has_classes else torch.zeros(train.size, dtype=torch.long)
+            cut = partitions.validation(name, kinds, config.validation, options.seed, index)
             train, test = (train.subset(indices) for indices in cut)
         else:
             test = source_of(task.test, about._replace(split="test"), config.loading, config.workers)
@@ -167,7 +172,7 @@ class TaskData:
         self._uneven = config.partition != "iid" and not config.local_path
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment, self.device = options.dtype, config.augment, options.device
-        self.train, self.test = train.to(self.device), test.to(self.device)
+        self.train, self.test = (source.to(self.device, self.dtype) for source in (train, test))
         first = self.train.first(1)
         shapes = [shape_of(images) for images in (first, self.test.first(1))]
         if shapes[0] != shapes[1] and not any((task.collate, collate_of(task.train), collate_of(task.test))):
@@ -189,16 +194,25 @@ class TaskData:
         size, agents = self.train.size, options.agents
         if options.config.local_path:
             return (torch.arange(size),) * agents
-        if self.train.streamed and not self._uneven:  # not read for the sake of their labels
+        if not self.has_classes and self._uneven:
+            raise ConfigError(
+                f"data.partition: {options.config.partition} deals images by their class, and labels of task"
+                f" {self.name!r} are no classes; use iid"
+            )
+        if not self.has_classes or (self.train.streamed and not self._uneven):  # not read for the sake of their labels
             labels = torch.empty(size, dtype=torch.uint8)
         else:
             labels = self.train.all_labels()
-            empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
-            if empty:
-                raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
+            if options.targets == "classes":
+                self._check_all_classes(labels)
         if size < agents:
             raise ConfigError(f"agents: {agents} is more than the {size} training images of task {self.name!r}")
         return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
+
+    def _check_all_classes(self, labels: Tensor) -> None:
+        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
 
     def _cut(self, agent: int, shard: Tensor, part: float) -> tuple[Tensor, Tensor]:
         """An agent's images: those that it trains on, and those that it holds out."""
@@ -238,7 +252,7 @@ class TaskData:
 
     def images_of_classes(self) -> Tensor | None:
         """How many training images of each class an agent has [A, C]; None where labels are read with the images."""
-        if self.train.streamed and not self._uneven:
+        if not self.has_classes or (self.train.streamed and not self._uneven):
             return None
         labels = self.train.all_labels()
         return torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
@@ -353,12 +367,12 @@ class TaskData:
         return self.train.picks(chosen, draw.generator("items"))
 
 
-def about_of(index: int, task: Task, split: str) -> About:
+def about_of(index: int, task: Task, split: str, targets: Targets = "classes") -> About:
     """What is known of the items of a task before any is read."""
     name = task.name or f"task {index + 1}"
     if not isinstance(task.classes, int) or task.classes < 1:
         raise ConfigError(f"task {name!r}: classes is {task.classes!r}; it should be a whole number above 0")
-    return About(name, split, task.classes, task.collate)
+    return About(name, split, task.classes, task.collate, targets)
 
 
 def _type_of(inputs: Inputs) -> str:

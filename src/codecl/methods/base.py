@@ -67,6 +67,7 @@ class Method(BaseModel, ABC):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.min_images of them
+    needs_gradient: ClassVar[bool] = False  # `step` counts in its units: other optimizers than sgd are refused
     each_task_alone: ClassVar[bool] = False  # scored right after each task: an upper bound, not continual learning
 
     @abstractmethod
@@ -83,8 +84,9 @@ class Method(BaseModel, ABC):
 
     @abstractmethod
     def step(self, task: Any, base_AD: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> Tensor:
-        """New coordinates: `base` and a local step from it. The gradient was taken at `coords`; `base` is the mixed
-        coordinates (the paper's order) or `coords` itself (adapt-then-combine)."""
+        """New coordinates [A, D]: `base` and a local step from it. The gradient was taken at `coords`; `base` is the
+        mixed coordinates (the paper's order) or `coords` itself (adapt-then-combine). With momentum, or adamw, `grad`
+        is the direction that the optimizer makes of it."""
 
     @abstractmethod
     def remember(self, end: TaskEnd) -> Memory | None:

@@ -1,7 +1,7 @@
 """D-EWC, the paper's other baseline (Algorithm 2, with the square that its line 5 lacks)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -23,6 +23,8 @@ class Pull(NamedTuple):
 
 class DEwc(Method):
     """Elastic weight consolidation over gossip: weights that mattered are held by a penalty; whole messages."""
+
+    needs_gradient: ClassVar[bool] = True  # the penalty's pull is added to it, and both are clipped
 
     penalty: float = Field(5000.0, ge=0, description="λ")
     penalty_step: Literal["clipped", "implicit"] = Field(

@@ -1,12 +1,11 @@
 """What a run will be, before anything trains: graph, steps, bytes, memory, and what will hurt. See docs/plan.md."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from codecl.data.inputs import take
 from codecl.data.task import Task
@@ -19,6 +18,8 @@ from codecl.runs.config import RunConfig
 from codecl.seeding import choose
 from codecl.space.tracing import logits
 from codecl.train import autotune
+from codecl.train.objective import loss_of
+from codecl.train.optimizers import state_size
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size
 
@@ -85,6 +86,8 @@ def plan(
         ms = _ms_per_step(setup, state, config.train.execution == "auto") if measure else None
         activations = _activations(setup, state)
     graph = graph_of(setup.topology, config.train.order)
+    if config.train.optimizer != "sgd":  # its steps do not grow with the curvature
+        graph = replace(graph, stable_below=None)
     task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(data)))
     alone, together = _memory(setup, forecast, activations)
     return Plan(
@@ -169,13 +172,13 @@ def _ms_per_step(setup: Setup, state: State, auto: bool) -> float | None:
 
 def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, int]:
     """(one agent alone, all in one process), of the largest task: weights, heads and the method's memory, which agents
-    of one process share; coordinates, their gradient and their mixed sums, velocities, built weights and activations
-    of each; images."""
-    rows, shared = 4 if setup.train.momentum else 3, 0
-    each = 0
+    of one process share; coordinates, their gradient and their mixed sums, what the optimizer remembers, built weights
+    and activations of each; images."""
+    each = shared = 0
     for task in range(len(setup.tasks)):
         message = forecast.message(task)
-        each = max(each, (rows * message.coordinates + message.full) * forecast.itemsize)
+        rows = 3 * message.coordinates + state_size(setup.train, message.coordinates)
+        each = max(each, (rows + message.full) * forecast.itemsize)
         shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
     shared += sum(forecast.kept(task) for task in range(len(setup.tasks))) * forecast.itemsize
     train = sum(data.train.nbytes for data in setup.tasks)
@@ -200,7 +203,7 @@ def _activations(setup: Setup, state: State) -> int:
     images, labels = next(data.epoch(0, [0], setup.train.batch_size))
     module: nn.Module = setup.module.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = functional.cross_entropy(logits(module, take(images, 0), parameters), labels[0])
+        loss = loss_of(setup.train)(logits(module, take(images, 0), parameters), labels[0])
     del loss
     return sum(kept.values())
 

@@ -19,7 +19,7 @@ class GraphPlan:
     rounds_tenfold: int
     rounds_millionfold: int
     agree_rounds: int
-    stable_below: float  # of η · L, without momentum, in the config's order of mixing
+    stable_below: float | None  # of η · L, of plain sgd in the config's order of mixing; None: adamw
 
 
 def graph_of(topology: Topology, order: str = "paper") -> GraphPlan:

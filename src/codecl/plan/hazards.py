@@ -11,6 +11,7 @@ from codecl.train.state import Setup
 
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
 NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
+LARGE_ADAM = 0.01  # lr of adamw
 FEW_CLASSES = 0.5  # of a task's, as an agent sees them: batch norm then measures other statistics than the test's
 
 
@@ -19,6 +20,7 @@ def hazards(setup: Setup) -> Iterator[str]:
     yield from _small_shards(setup)
     yield from _slow_mixing(setup)
     yield from _narrow_steps(setup)
+    yield from _large_steps(setup)
     yield from _batch_norms(setup)
 
 
@@ -46,6 +48,8 @@ def _slow_mixing(setup: Setup) -> Iterator[str]:
 
 
 def _narrow_steps(setup: Setup) -> Iterator[str]:
+    if setup.train.optimizer != "sgd":  # its steps do not grow with the curvature
+        return
     limit = stable_below(setup.topology.mixing, setup.train.order)
     if setup.topology.agents > 1 and limit < NARROW:
         yield (
@@ -54,11 +58,18 @@ def _narrow_steps(setup: Setup) -> Iterator[str]:
         )
 
 
+def _large_steps(setup: Setup) -> Iterator[str]:
+    if setup.train.optimizer == "adamw" and setup.train.lr > LARGE_ADAM:
+        yield (
+            f"lr: adamw moves every coordinate by about lr in a step, and train.lr is {setup.train.lr:g}; 1e-3 is usual"
+        )
+
+
 def _batch_norms(setup: Setup) -> Iterator[str]:
     if setup.topology.agents == 1 or not any(isinstance(layer, _BatchNorm) for layer in setup.module.modules()):
         return
     for data in setup.tasks:
-        seen = classes_seen(data)
+        seen = classes_seen(data) if data.has_classes else data.classes
         if seen < FEW_CLASSES * data.classes:
             yield (
                 f"norms: an agent's images of task {data.name!r} are of {seen:.1f} classes on average, of"

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from codecl.errors import ConfigError
 from codecl.report.configurations import Score, finished, kept_percent, ms_per_step, not_original
 from codecl.report.formats import UNKNOWN, Column, Sheet, spread_of_bytes, with_spread
+from codecl.report.score_words import ScoreWords
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
 from codecl.runs.reader import Run, read_config
@@ -91,6 +92,10 @@ class Side(NamedTuple):
         """Finished, by the run that came furthest."""
         return max(len(run.accuracy_matrix) for run in self.runs.values())
 
+    @property
+    def score(self) -> str:
+        return next(iter(self.runs.values())).score
+
     def values(self, value: Value) -> BySeed:
         values = {seed: value(run) for seed, run in sorted(self.runs.items())}
         return {seed: float(known) for seed, known in values.items() if known is not None and math.isfinite(known)}
@@ -152,9 +157,14 @@ def quantities(a: Side, b: Side) -> list[Quantity]:
     def over_all(key: str, title: str, value: Value, text: Text = with_spread) -> Quantity:
         return compared(key, title, lambda run: value(run) if len(run.accuracy_matrix) == tasks else None, text)
 
+    words = ScoreWords.of([*a.runs.values(), *b.runs.values()])
+    spread = partial(with_spread, digits=words.digits)
+    of_score = [
+        over_all("acc", words.title("ACC"), lambda run: run.acc, spread),
+        over_all("bwt", words.title("BWT"), lambda run: run.bwt, spread),
+    ]
     scores = [
-        over_all("acc", "ACC %", lambda run: run.acc),
-        over_all("bwt", "BWT %", lambda run: run.bwt),
+        *(of_score if words.name else []),
         over_all("cc", "cc", lambda run: run.traffic.cc),
         over_all("cc_reference", "cc_reference", lambda run: run.traffic.cc_reference),
         over_all("kept_percent", "kept %", kept_percent, partial(with_spread, digits=".1f")),
@@ -163,7 +173,8 @@ def quantities(a: Side, b: Side) -> list[Quantity]:
         over_all("consensus_error", "consensus error", _consensus, partial(with_spread, digits=".1g")),
     ]
     pace = compared("ms_per_iteration", "ms a step", ms_per_step)
-    ends = [compared(f"accuracy_{n}", f"task {n} %", partial(_accuracy, n - 1)) for n in range(1, tasks + 1)]
+    titles = [f"task {n}{' %' * words.percent}" for n in range(1, tasks + 1)] if words.name else []
+    ends = [compared(f"accuracy_{n + 1}", title, partial(_accuracy, n), spread) for n, title in enumerate(titles)]
     return [*(scores if a.tasks == b.tasks else []), pace, *ends]
 
 
@@ -193,6 +204,8 @@ def about(comparison: Comparison) -> list[str]:
             f"A finished {a.tasks} tasks, B {b.tasks}: scores and bytes over all tasks are left out, the"
             f" first {min(a.tasks, b.tasks)} are compared"
         )
+    if a.score != b.score:
+        lines.append(f"A is scored with {a.score}, B with {b.score}: their scores do not compare")
     others = [not_original(side.runs.values()) for side in (a, b)]
     if others[0] == others[1]:
         return lines + others[0]

@@ -13,6 +13,7 @@ from codecl.errors import ConfigError, DataError
 from codecl.methods import METHODS
 from codecl.report.commands import changed
 from codecl.report.formats import UNKNOWN, with_spread
+from codecl.report.score_words import ScoreWords
 from codecl.runs import reader
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
@@ -95,7 +96,10 @@ class Score(NamedTuple):
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
-        return UNKNOWN if self.mean is None else with_spread(self.mean, self.std)
+        return self.text()
+
+    def text(self, digits: str = ".2f") -> str:
+        return UNKNOWN if self.mean is None else with_spread(self.mean, self.std, digits)
 
 
 class Configuration(NamedTuple):
@@ -117,6 +121,11 @@ class Configuration(NamedTuple):
         count = max(self.metrics.tasks, *(task + 1 for task in known), 0)
         names = {task: f"{task + 1} {name}" for task, name in known.items() if name and name != f"task {task + 1}"}
         return [names.get(task) or f"task {task + 1}" for task in range(count)]
+
+    @property
+    def words(self) -> ScoreWords:
+        """How its score is said."""
+        return ScoreWords.of([self.metrics])
 
     @property
     def partial(self) -> bool:

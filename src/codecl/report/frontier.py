@@ -11,6 +11,7 @@ from codecl.report.commands import NOT_SAID, as_set, changed, command
 from codecl.report.configurations import Configuration, group, kept_percent, not_original
 from codecl.report.figures import Points, Series
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
+from codecl.report.score_words import ScoreWords
 from codecl.report.tables import benchmark, kept_column
 from codecl.runs.config import flat
 from codecl.runs.reader import Run
@@ -50,7 +51,9 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
 
 
 def _benchmark(run: Run) -> str:
-    return f"{benchmark(run.metrics.benchmark) or run.metrics.benchmark}, {run.metrics.tasks} tasks"
+    words = ScoreWords.of([run.metrics])
+    score = "" if words.name == "accuracy" else f", {words.name}"
+    return f"{benchmark(run.metrics.benchmark) or run.metrics.benchmark}, {run.metrics.tasks} tasks{score}"
 
 
 def _sent(configuration: Configuration) -> float:
@@ -113,15 +116,17 @@ def _said(value: Any) -> str:
 def sheet(rows: Sequence[Choice], commands: bool = False) -> Sheet:
     """A row for each configuration; `commands`: with what makes it again in a column."""
     configurations = [row.configuration for row in rows]
-    statuses = [one.metrics.status for one in configurations]
+    statuses, words = [one.metrics.status for one in configurations], configurations[0].words
+    accs = [one.score(lambda run: run.acc) for one in configurations]
+    bwts = [one.score(lambda run: run.bwt) for one in configurations]
     columns = [
         *(
             Column(name, [_said(row.fields[name]) for row in rows], name in LABELS, fold=True)
             for name in rows[0].fields
         ),
         Column("seeds", [str(len(one.runs)) for one in configurations], fold=True),
-        Column("ACC %", [str(one.score(lambda run: run.acc)) for one in configurations], fold=True),
-        Column("BWT %", [number(one.score(lambda run: run.bwt).mean) for one in configurations], fold=True),
+        Column(words.title("ACC"), [acc.text(words.digits) for acc in accs], fold=True),
+        Column(words.title("BWT"), [number(bwt.mean, words.digits) for bwt in bwts], fold=True),
         Column("cc", [number(one.score(lambda run: run.traffic.cc).mean) for one in configurations], optional=True),
         Column("sent", [size(_sent(one)) for one in configurations]),
         kept_column(configurations),
@@ -188,7 +193,8 @@ def _points(
     if not series:
         return None
     joined = sorted((at, -cost) for (cost, at), joins in zip(pairs, undominated(pairs), strict=True) if joins)
-    return Points(key, title, _about(series, len(joined)), x, "ACC %", series, best, joined, log_x)
+    y = rows[0].configuration.words.title("ACC")
+    return Points(key, title, _about(series, len(joined)), x, y, series, best, joined, log_x)
 
 
 def on_page(configurations: Sequence[Configuration]) -> dict[str, list[Choice]]:

@@ -62,9 +62,13 @@ def _kept(first: Configuration, others: Sequence[Configuration]) -> str:
     """What is known at the end and what was forgotten, of one method and of those to compare it with."""
     tasks = "its one task" if first.metrics.tasks == 1 else f"its {first.metrics.tasks} tasks"
     gets = "gets" if first.metrics.each_task_alone else "ends at"
-    said = f"{_called(first, others)} {gets} {_acc(first) or 0.0:.1f} % on {tasks}{_forgot(first)}."
-    rest = [f"{_called(one, [first, *others])} {_acc(one) or 0.0:.1f} %{_forgot(one)}" for one in others]
+    said = f"{_called(first, others)} {gets} {_score(first)} on {tasks}{_forgot(first)}."
+    rest = [f"{_called(one, [first, *others])} {_score(one)}{_forgot(one)}" for one in others]
     return f"{said} In the same setting: {'; '.join(rest)}." if rest else said
+
+
+def _score(one: Configuration) -> str:
+    return one.words.named(_acc(one) or 0.0)
 
 
 def _called(one: Configuration, others: Sequence[Configuration]) -> str:
@@ -83,9 +87,10 @@ def _forgot(one: Configuration) -> str:
         return ", each learned alone"
     if bwt is None or one.metrics.tasks < 2:
         return ""
-    if bwt <= -LEVEL:
-        return f", with {-bwt:.1f} points forgotten"
-    return f", with {bwt:.1f} points gained on old tasks" if bwt >= LEVEL else ", with next to nothing forgotten"
+    level = one.words.some(LEVEL, _acc(one) or 0.0)
+    if bwt <= -level:
+        return f", with {one.words.points(-bwt)} forgotten"
+    return f", with {one.words.points(bwt)} gained on old tasks" if bwt >= level else ", with next to nothing forgotten"
 
 
 def _judged(first: Configuration, others: Sequence[Configuration]) -> list[str]:
@@ -94,7 +99,8 @@ def _judged(first: Configuration, others: Sequence[Configuration]) -> list[str]:
     out = []
     if chance is not None and acc < chance + NEAR_CHANCE * (100 - chance):
         out.append(f"That is hardly better than guessing, which gets {chance:.0f} %.")
-    ahead = [_called(one, others) for one in others if (_acc(one) or 0.0) > acc + LEVEL and _opponent(one)]
+    ahead_of = acc + first.words.some(LEVEL, acc)
+    ahead = [_called(one, others) for one in others if (_acc(one) or 0.0) > ahead_of and _opponent(one)]
     if ahead:
         out.append(f"{' and '.join(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead of {first.metrics.method} here.")
     if not any(map(_opponent, others)):
@@ -108,7 +114,10 @@ def _opponent(one: Configuration) -> bool:
 
 
 def _chance(one: Configuration) -> float | None:
-    """What guessing gets right, in %; None where the number of classes was not kept."""
+    """What guessing gets right, in %; None for another score than accuracy, and where the number of classes was not
+    kept."""
+    if one.metrics.score != "accuracy":
+        return None
     classes = {event.task: event.classes for event in one.runs[0].of(TaskOpened)}
     return fmean(100 / count for count in classes.values()) if classes else None
 

@@ -22,6 +22,7 @@ from codecl.report import frontier
 from codecl.report.configurations import Configuration, Gathered, Refused, group
 from codecl.report.figures import Bars, Figure, Lines, Points, Section, epochs, learned, numbers, sending
 from codecl.report.headline import Headline, headline
+from codecl.report.score_words import ScoreWords
 from codecl.report.scores import Scores, scores
 from codecl.report.tables import in_paper
 from codecl.runs.reader import Run
@@ -126,13 +127,14 @@ SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Those that have something to show."""
     configurations = group(runs)
+    words = ScoreWords.of(run.metrics for run in runs)
     out = []
     for title, draw in SECTIONS.items():
         drawn = draw(configurations).items()
         figures = {name: figure for name, figure in drawn if figure and numbers(figure).rows}
         if figures:
             key = next(iter(figures.values())).key
-            out.append(Section(key, title, figures))
+            out.append(Section(key, words.put(title), figures))
     return out
 
 

@@ -214,7 +214,8 @@ def _heat(axes: Axes, figure: Heat) -> None:
         for column, value in enumerate(cells):
             if value is not None:
                 ink = "white" if value > position else INK
-                text = f"{value:.1f}" if figure.unit == "%" else f"{value:g}"
+                digits = {"%": ".1f", "images": "g"}.get(figure.unit, ".3g")
+                text = f"{value:{digits}}"
                 axes.text(column, row, text, ha="center", va="center", color=ink, size=8)
     axes.set_xlabel(figure.x)
     axes.set_ylabel(figure.y)

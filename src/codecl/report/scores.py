@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from codecl.report.configurations import Configuration, group, not_original
+from codecl.report.score_words import ScoreWords
 from codecl.report.tables import in_order, results
 from codecl.runs.reader import Run
 
@@ -66,7 +67,9 @@ def scores(runs: Sequence[Run], paper: bool) -> Scores:
         Rows("Not finished: scores of the tasks so far, not to be compared", [row for one, row in rows if one.partial]),
     ]
     titles = [Title(column.title, column.words) for column in columns]
-    return Scores(titles, [one for one in groups if one.rows], terms(titles), not_original(run.metrics for run in runs))
+    words = ScoreWords.of(run.metrics for run in runs)
+    explained = [(name, words.put(meaning)) for name, meaning in terms(titles)]
+    return Scores(titles, [one for one in groups if one.rows], explained, not_original(run.metrics for run in runs))
 
 
 def _row(configuration: Configuration, cells: Sequence[str]) -> Row:

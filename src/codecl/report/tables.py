@@ -16,6 +16,7 @@ from codecl.errors import ConfigError
 from codecl.report import formats
 from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, not_original
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
+from codecl.report.score_words import ScoreWords
 from codecl.runs.config import preset
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
@@ -46,8 +47,12 @@ def results(runs: Sequence[Run], paper: bool = False) -> Sheet:
     statuses = [row.metrics.status for row in rows]
     if {*statuses} != {"complete"}:
         columns.append(Column("status", statuses, words=True))
-    lines = [PAPER_NOTE if paper else NOTE, *not_original(run.metrics for run in runs)]
-    return Sheet("results", columns, "\n".join(lines), [_record(row, paper) for row in rows])
+    words = ScoreWords.of(run.metrics for run in runs)
+    lines = [PAPER_NOTE if paper else words.put(NOTE), *not_original(run.metrics for run in runs)]
+    records = [_record(row, paper) for row in rows]
+    if words.name != "accuracy":
+        records = [record | {"score": row.metrics.score} for record, row in zip(records, rows, strict=True)]
+    return Sheet("results", columns, "\n".join(lines), records)
 
 
 def _names(rows: Sequence[Configuration], paper: bool) -> list[Column]:
@@ -73,13 +78,21 @@ def _scores(rows: Sequence[Configuration]) -> list[Column]:
         return [str(row.score(value)) for row in rows]
 
     return [
-        Column("ACC %", over_seeds(lambda run: run.acc), fold=True),
-        Column("BWT %", over_seeds(lambda run: run.bwt), fold=True),
+        *score_columns(rows),
         Column("sent", [size(fmean(run.metrics.traffic.sent_bytes for run in row.runs)) for row in rows]),
         Column("cc", over_seeds(lambda run: run.traffic.cc), fold=True),
         kept_column(rows),
         Column("ms a step", [number(row.score(ms_per_step).mean) for row in rows], fold=True, optional=True),
     ]
+
+
+def score_columns(rows: Sequence[Configuration]) -> list[Column]:
+    """ACC and BWT of the score that the rows share; where they have several, with its name in a column."""
+    words = ScoreWords.of(row.metrics for row in rows)
+    acc = [row.score(lambda run: run.acc).text(row.words.digits) for row in rows]
+    bwt = [row.score(lambda run: run.bwt).text(row.words.digits) for row in rows]
+    names = [] if words.name else [Column("score", [row.words.axis for row in rows], words=True)]
+    return [*names, Column(words.title("ACC"), acc, fold=True), Column(words.title("BWT"), bwt, fold=True)]
 
 
 def kept_column(rows: Sequence[Configuration]) -> Column:
@@ -198,8 +211,8 @@ def _printed() -> dict[Key, dict[str, Score]]:
 
 
 def forgetting(runs: Sequence[Metrics], tasks: Sequence[str]) -> Table:
-    """For each run, a task's accuracy right after it was learned and at the end."""
-    table = formats.blank("accuracy in %: when learned → at the end")
+    """For each run, a task's score right after it was learned and at the end."""
+    table = formats.blank(f"{ScoreWords.of(runs).axis}: when learned → at the end")
     table.add_column("task")
     for run in runs:
         table.add_column(run.method, justify="right")
@@ -215,8 +228,10 @@ def _learned_and_now(run: Metrics, task: int) -> str:
     learned, now = matrix[task][task], matrix[-1][task]
     if learned is None or now is None:
         return UNKNOWN
-    tone = "red" if now < learned - 3 else "green"
-    return f"{learned:.1f} → [{tone}]{now:.1f}[/]"
+    words = ScoreWords.of([run])
+    digits = ".1f" if words.percent else words.digits
+    tone = "red" if now < learned - words.some(3, learned) else "green"
+    return f"{learned:{digits}} → [{tone}]{now:{digits}}[/]"
 
 
 def in_words(runs: Sequence[Metrics]) -> str:
@@ -229,10 +244,11 @@ def in_words(runs: Sequence[Metrics]) -> str:
         return ""
     sent, full = codec.traffic.sent_bytes, codec.traffic.full_bytes
     return (
-        f"Of what they had learned, codec {_change(codec.bwt)}, plain dpsgd {_change(dpsgd.bwt)} (BWT).\n"
+        f"Of what they had learned, codec {_change(codec)}, plain dpsgd {_change(dpsgd)} (BWT).\n"
         f"codec sent {size(sent)} where full communication sends {size(full)}, {full / sent:.2f} times as much."
     )
 
 
-def _change(bwt: float) -> str:
-    return f"lost {-bwt:.2f} points" if bwt < 0 else f"lost nothing ({bwt:+.2f} points)"
+def _change(run: Metrics) -> str:
+    words, bwt = ScoreWords.of([run]), run.bwt or 0.0
+    return f"lost {words.points(-bwt, '.2f')}" if bwt < 0 else f"lost nothing ({words.points(bwt, '+.2f')})"

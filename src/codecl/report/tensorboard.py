@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codecl.errors import ConfigError, DataError
+from codecl.report.score_words import ScoreWords
 from codecl.runs.config import RunConfig, flat
 from codecl.runs.metrics import acc, bwt, rows, traffic
 from codecl.runs.reader import read_config, read_events
@@ -41,10 +42,10 @@ def _task_end(end: Evaluated, events: Sequence[Recorded]) -> Scalars:
     """What is known of each task, and what this one sent."""
     names = {opened.task: opened.name for opened in of_type(events, TaskOpened)}
     sent = traffic(events)
-    scores = _scores(events)
+    scores, word = _scores(events), ScoreWords.of(of_type(events, RunStarted)).word
     return {
-        **{f"accuracy/{task + 1} {names.get(task, '')}".strip(): score for task, score in enumerate(end.accuracy)},
-        "accuracy/mean": scores["acc"],
+        **{f"{word}/{task + 1} {names.get(task, '')}".strip(): score for task, score in enumerate(end.accuracy)},
+        f"{word}/mean": scores["acc"],
         "kept_percent": scores["kept_percent"],
         "traffic/bytes_of_task": sum(event.bytes for event in of_type(events, Sent) if event.task == end.task),
         "traffic/cc_of_task": sent.cc_by_task[-1] if sent.cc_by_task else None,

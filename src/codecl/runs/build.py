@@ -28,6 +28,7 @@ from codecl.space.layout import Parameters
 from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.train.execution import multiplying
+from codecl.train.objective_check import check_objective
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size, kept_size, own_room
 
@@ -111,7 +112,8 @@ def task_data(
     """The tasks of a config on the device, checked, with a shard for each agent; `alone`: own data is its shard."""
     read = read_stream if tasks is None else lambda *_: list(tasks)
     selected = load_tasks(config, alone, read)
-    options = TaskOptions(config.agents, config.seed, getattr(torch, config.dtype), device, config.data)
+    dtype = getattr(torch, config.dtype)
+    options = TaskOptions(config.agents, config.seed, dtype, device, config.data, config.train.targets)
     data = [TaskData(index, task, options) for index, task in enumerate(selected)]
     for task in data:
         task.steps(config.train.batch_size)
@@ -171,6 +173,7 @@ def build_setup(
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
         setup.growth.check(data.name, min(map(len, data.partition)))
     _check_tasks(setup, start, device)
+    check_objective(setup, {**start.parameters, **setup.heads[0]})
     _check_share(setup)
     return setup, start
 
@@ -232,7 +235,8 @@ def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: P
     )
     for training, size in sizes:
         out = logits(trial.train(training), data.first(size), parameters)
-        if out.shape[1] < data.classes:
+        exactly = setup.train.targets in ("numbers", "labels")
+        if out.shape[1] < data.classes or (exactly and out.shape[1] > data.classes):
             raise ConfigError(
                 f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"
             )

@@ -27,6 +27,7 @@ from codecl.space import directions
 from codecl.space.directions import FreeConfig, OwnConfig
 from codecl.space.growth import GrowthConfig
 from codecl.train.config import TrainConfig
+from codecl.train.objective import LOSSES, SCORES
 
 Fields = Mapping[str, Any]
 RENAMED = {  # fields of schema 1
@@ -188,6 +189,7 @@ def validate(fields: Fields) -> RunConfig:
     streams.check_local_path(config.data)
     method = config.method.build()
     _check_schedule(config)
+    _check_optimizer(config, method)
     directions.check(config.own, config.free, config.method.name, method.grows)
     options = method.model_dump(mode="json")
     owned = {
@@ -195,6 +197,8 @@ def validate(fields: Fields) -> RunConfig:
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
         "data": stream_digest(config.data),
+        "loss": source_digest("train.loss", LOSSES, config.train.loss),
+        "score": source_digest("train.score", SCORES, config.train.score),
     }
     return config.model_copy(
         update={
@@ -220,6 +224,15 @@ def _check_schedule(config: RunConfig) -> None:
         )
 
 
+def _check_optimizer(config: RunConfig, method: Method) -> None:
+    """A method that adds to the gradient gets the gradient."""
+    if config.train.optimizer != "sgd" and method.needs_gradient:
+        raise ConfigError(
+            f"train.optimizer: {config.train.optimizer} does not fit method {config.method.name}, which needs the"
+            " gradient itself; use sgd"
+        )
+
+
 def stream_digest(data: DataConfig) -> str | None:
     """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
     codes = [source_digest("data.stream", streams.STREAMS, part) for part in data.stream.split(streams.PLUS)]
@@ -233,7 +246,8 @@ def parse(fields: Fields) -> RunConfig:
     except ConfigError as error:
         for old, new in RENAMED.items():
             section, name = old.split(".")
-            if isinstance(fields.get(section), Mapping) and name in fields[section]:
+            is_there = isinstance(fields.get(section), Mapping) and name in fields[section]
+            if is_there and (old != "train.decay" or str(error).startswith(old)):  # there is another of this name now
                 raise ConfigError(f"{old} is now {new}") from error
         raise
 

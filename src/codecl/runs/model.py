@@ -106,6 +106,12 @@ def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, 
     """What each of these images is, by itself, among the classes of a task (its name, or its number from 1)."""
     folder = one_run(run)
     number, about = _task(folder, task)
+    learned = read_config(folder).train
+    if learned.score != "accuracy":
+        raise ConfigError(
+            f"{folder}: its images have no classes (train.loss is {learned.loss}); use codecl.load(run, task) and the"
+            " numbers that it gives"
+        )
     model = load(folder, number)
     if any(norm.running_mean is None for norm in norms.batch_norms(model).values()):
         raise ConfigError(

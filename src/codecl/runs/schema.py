@@ -9,6 +9,7 @@ from codecl.data.catalogue import Verdict
 from codecl.train.events import LinkBytes, RunStarted, Status
 
 SCHEMA = 2
+PERCENT = ("accuracy", "label-accuracy")  # scores that are in percent
 
 
 class _Part(BaseModel):
@@ -55,12 +56,17 @@ class Labels(_Part):
     each_task_alone: bool = False  # scored right after each task, as `stl` is: an upper bound, not continual learning
     exchange: str | None = None
     agent: int | None = None  # of a peer
+    score: str = "accuracy"  # what tasks are scored with; ACC and BWT are of it
 
     @classmethod
     def of(cls, run: RunStarted) -> "Labels":
         """What the first event of a run calls it. Law: `started` undoes it."""
         names = {name: getattr(run, name) for name in Labels.model_fields}
         return cls(**names | {"exchange": None if run.agent is None else run.exchange})
+
+    @property
+    def in_percent(self) -> bool:
+        return self.score in PERCENT
 
     def started(self, **more: Any) -> RunStarted:
         """The first event of a run that is called so."""
@@ -74,7 +80,7 @@ class Metrics(Labels):
     status: Status
     acc: float | None
     bwt: float | None
-    accuracy_matrix: Sequence[Sequence[float | None]]  # row t: after task t; None where not yet seen
+    accuracy_matrix: Sequence[Sequence[float | None]]  # row t: scores after task t; None where not yet seen
     traffic: Traffic
     consensus_error_by_task: Sequence[float | None]  # before agreement
     free_by_task: Sequence[Mapping[str, int]]  # entry t: free while task t trained

@@ -51,6 +51,7 @@ def labels_of(config: RunConfig, tasks: int, each_task_alone: bool = False, agen
         each_task_alone=each_task_alone,
         exchange=None if agent is None else "peers",
         agent=agent,
+        score=config.train.score,
     )
 
 

@@ -22,6 +22,7 @@ from codecl.space.layout import Layout, Parameters, parameters_of
 from codecl.train import kernels
 from codecl.train.config import TrainConfig
 from codecl.train.execution import EXECUTIONS, Execution, multiplying
+from codecl.train.objective import LOSSES, Loss, loss_of
 from codecl.train.weights import COORDINATES, WeightBuilder, factored_layers
 
 
@@ -36,10 +37,10 @@ class AgentLoss:
         layout: Layout,
         factored: Collection[str] = (),
         half: bool = False,
-        label_smoothing: float = 0.0,
+        function: Loss = functional.cross_entropy,
     ) -> None:
         self.half = half
-        self.label_smoothing = label_smoothing
+        self.function = function  # of outputs and targets
         self.module = copy.deepcopy(module).train()  # the module as given keeps its layers as they are
         self.shared = dict(layout.constants)  # what all agents have in common while the task trains
         for slot, coords_D in layout.pieces(layout.start()):
@@ -55,7 +56,7 @@ class AgentLoss:
         with autocast if self.half else nullcontext():
             logits = call(self.module, {**self.shared, **own}, images_B)
         logits = logits.float() if self.half else logits
-        return functional.cross_entropy(logits, labels_B, label_smoothing=self.label_smoothing)
+        return self.function(logits, labels_B)
 
 
 def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:
@@ -90,12 +91,13 @@ class Agents:
         self.execution: Execution = "loop" if execution == "streams" and not start_D.is_cuda else execution
         self.factored = factored_layers(layout, agents, config.batch_size)
         half = config.precision == "bf16" and start_D.dtype == torch.float32
-        self.loss = AgentLoss(module, layout, self.factored, half, config.label_smoothing)
+        self.loss = AgentLoss(module, layout, self.factored, half, loss_of(config))
         with_kernels = execution == "stacked" and kernels.available(start_D.device, start_D.dtype)
         self._kernels = kernels.install(self.loss.module, config.precision) if with_kernels else []
         self._weights = WeightBuilder(self.loss.module, layout, self.factored, self._kernels)
         self._has_worked = False
         self._why_loop = ""
+        self.own_loss = config.loss if config.loss not in LOSSES else None
 
     def gradient(self, coords_AD: Tensor, images_AB: Inputs, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one.
@@ -122,7 +124,8 @@ class Agents:
                 else:
                     self._has_worked = True
                     if self._why_loop:
-                        line = f"agents run one after another: this model cannot be stacked ({self._why_loop})"
+                        what = "model" if self.own_loss is None else f"model with {self.own_loss}"
+                        line = f"agents run one after another: this {what} cannot be stacked ({self._why_loop})"
                         warnings.warn(line, stacklevel=2)
                     return loss_A, grad_AD
             return self._gradient(built, images_AB, labels_AB)

@@ -24,6 +24,7 @@ from codecl.train import kernels
 from codecl.train.cuda_graph import RunEpoch, epochs
 from codecl.train.execution import Execution
 from codecl.train.loop import open_task, start_of
+from codecl.train.objective import LOSSES
 from codecl.train.state import Carry, Setup, State
 from codecl.train.step import make_step
 
@@ -96,6 +97,7 @@ def _key(setup: Setup, device: torch.device) -> str:
     parts = [str(setup.module), shapes, data.shape, data.augment, len(setup.exchange.agents)]
     parts += [setup.train.batch_size, setup.train.precision, str(data.dtype), name, torch.__version__]
     parts += [codecl.__version__, kernels.available(device, data.dtype)]
+    parts += [] if setup.train.loss in LOSSES else [setup.train.loss]
     parts += [] if setup.exchange.on_device and not data.streamed else ["no graph"]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 

@@ -1,12 +1,18 @@
 """Settings of training."""
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from codecl.data.targets import Targets
+from codecl.registry import near
 from codecl.train.execution import Execution, Precision
+from codecl.train.objective import LOSSES, SCORE_OF, SCORES, TARGETS
 from codecl.train.plateau import PlateauConfig
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainConfig(BaseModel):
@@ -24,8 +30,35 @@ class TrainConfig(BaseModel):
     )
     plateau: PlateauConfig = PlateauConfig()
     warmup_epochs: int = Field(0, ge=0, description="epochs of each task in which η rises to its full value")
-    momentum: float = Field(0, ge=0, lt=1, description="β, in coordinates: momentum on projected gradients")
-    label_smoothing: float = Field(0, ge=0, lt=1, description="of labels: the part of a label spread over all classes")
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="what makes a step of a gradient, in coordinates")
+    momentum: float = Field(0, ge=0, lt=1, description="β of sgd, in coordinates: momentum on projected gradients")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="of adamw: what it keeps in a step of the mean gradient, and of the mean square"
+    )
+    eps: float = Field(1e-8, gt=0, description="of adamw: what is added to the root of the mean square")
+    weight_decay: float = Field(
+        0, ge=0, description="λ, of all that trains: added to the gradient (sgd), or to the step beside it (adamw)"
+    )
+    decay: Literal["weights", "coordinates"] = Field(
+        "weights",
+        description="what decays: weights, towards 0; or coordinates, towards the weights that the task began with",
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of an agent's gradient in coordinates; null: it is not clipped"
+    )
+    loss: str = Field(
+        "cross-entropy",
+        description="what is minimised: cross-entropy (of classes), mse (of numbers), bce (several labels an image,"
+        " outputs are logits), or file.py:function of (outputs, targets)",
+    )
+    score: str = Field(
+        "accuracy",
+        description="what test images are scored with, the higher the better: accuracy, r2, negative-mse,"
+        " label-accuracy, f1, or file.py:function of (outputs, targets); where it is left out, what goes with the loss",
+    )
+    label_smoothing: float = Field(
+        0, ge=0, lt=1, description="of cross-entropy: the part of a label that is spread over all classes"
+    )
     order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
     execution: Execution | Literal["auto"] = Field(
         "auto",
@@ -44,9 +77,52 @@ class TrainConfig(BaseModel):
             raise ValueError("parts of the epochs lie between 0 and 1")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _score_of_loss(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "score" not in fields and fields.get("loss") in SCORE_OF:
+            return {**fields, "score": SCORE_OF[fields["loss"]]}
+        return fields
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        return _known(value, LOSSES)
+
+    @field_validator("score")
+    @classmethod
+    def _known_score(cls, value: str) -> str:
+        return _known(value, SCORES)
+
+    @field_validator("label_smoothing")
+    @classmethod
+    def _of_classes(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("loss", "cross-entropy") != "cross-entropy":
+            raise ValueError(f"only cross-entropy has it, and train.loss is {info.data['loss']}; leave it out")
+        return value
+
+    @field_validator("momentum")
+    @classmethod
+    def _of_sgd(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("optimizer") == "adamw":
+            raise ValueError("adamw has its own momentum, the first of train.betas; leave it out, or use sgd")
+        return value
+
+    @property
+    def targets(self) -> Targets:
+        """What the loss takes."""
+        return TARGETS.get(self.loss, "any")
+
     def lr_at(self, epoch: int) -> float:
         """η of this epoch, reset for each task. `steps`, as in the paper: ÷10 after 50 % and 75 % of the epochs."""
         lr = self.lr * min(1.0, (epoch + 1) / (self.warmup_epochs + 1))
         if self.schedule == "cosine":
             return lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return lr * self.gamma ** sum(epoch >= milestone * self.epochs for milestone in self.milestones)
+
+
+def _known(name: str, table: Mapping[str, Any]) -> str:
+    """A name of the table, or one of a user's own; whether that is there is seen when it is needed."""
+    if name not in table and ":" not in name:
+        raise ValueError(f"there are {', '.join(table)}, file.py:function{near(name, table)}")
+    return name

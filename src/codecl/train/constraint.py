@@ -53,7 +53,7 @@ def weight_gradients(
     """The gradient of each agent's loss by each layer's W [A, G, O, N], whatever is free in it.
 
     Law: in the layer's chart it is the gradient by coordinates."""
-    loss = AgentLoss(module, agents.layout, half=agents.loss.half, label_smoothing=agents.loss.label_smoothing)
+    loss = AgentLoss(module, agents.layout, half=agents.loss.half, function=agents.loss.function)
     own = {}
     for slot, coords in agents.layout.pieces(coords_AD.detach()):
         own.update(parameters_of(slot, coords))

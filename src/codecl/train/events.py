@@ -72,12 +72,13 @@ class RunStarted(Event):
     agent: int | None = None  # of a peer: its number
     fleet: str | None = None  # of a peer: the fleet's name
     data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
+    score: str = "accuracy"  # what tasks are scored with; ACC and BWT are of it
 
 
 class TaskOpened(InTask):
     kind: Literal["task"] = "task"
     name: str  # of the task
-    classes: int  # how many
+    classes: int  # how many; outputs, where labels are numbers
     steps: int  # of an epoch
     coordinates: int  # numbers in a message
     full: int  # numbers in a message of full communication
@@ -150,7 +151,7 @@ class Flooded(Sent):
 
 class Evaluated(InTask):
     kind: Literal["eval"] = "eval"
-    accuracy: Sequence[float]  # of each task so far, percent
+    accuracy: Sequence[float]  # of each task so far: in percent, or what the run's score gives
     seconds: float  # that it took
     state: Any = Live
 

@@ -19,6 +19,8 @@ from codecl.train import plateau, scoring
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
+from codecl.train.objective import LOSSES, plain_loss
+from codecl.train.optimizers import state_size
 from codecl.train.plateau import Watched
 from codecl.train.state import Carry, Setup, State, TaskPosition
 from codecl.train.step import make_step
@@ -60,7 +62,7 @@ def start_of(setup: Setup, agents: Agents, position: TaskPosition | None = None)
 
 def at_rest(setup: Setup, coords_AD: Tensor, round: int = 0) -> Carry:
     """What the first step of agents that start here is handed, or one that joins the others before this round."""
-    velocity_AV = torch.zeros_like(coords_AD) if setup.train.momentum else coords_AD[:, :0]
+    velocity_AV = coords_AD.new_zeros(len(coords_AD), state_size(setup.train, coords_AD.shape[1]))
     watched_AW = coords_AD[:, :0]
     if setup.train.schedule == "plateau":
         watched_AW = plateau.start(setup.train.plateau, setup.train.lr, coords_AD).joined()
@@ -123,7 +125,7 @@ def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
     """The schedule looks at the loss of the one agent on the images that it holds out."""
     parameters, batch_size = agents.layout.parameters(carry.coords_AD[0]), setup.train.test_batch_size
     held_out = data.held_out(setup.exchange.agents[0], batch_size)
-    loss = scoring.loss(setup.module, parameters, held_out, batch_size)
+    loss = scoring.loss(setup.module, parameters, held_out, batch_size, plain_loss(setup.train))
     watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, loss)
     return carry._replace(watched_AW=watched.joined())
 
@@ -168,9 +170,10 @@ def _epoch_ended(
         at, row = not_finite[0].tolist()
         agent = row if losses_SA.shape[1] > 1 else setup.exchange.agents[row]
         step = (live.epoch + 1) * steps - len(losses_SA) + at + 1
+        own = "" if setup.train.loss in LOSSES else f" ({setup.train.loss})"
         raise RunFailed(
             f"task {data.index + 1} ({data.name}), step {step}, agent {agent}:"
-            f" the loss is {losses_SA[at, row].item()}; lower train.lr (it is {lr:g})"
+            f" the loss{own} is {losses_SA[at, row].item()}; lower train.lr (it is {lr:g})"
         )
     unread = None
     if live.carry.memory_AM.numel() and not setup.exchange.lossy:

@@ -1,4 +1,4 @@
-"""What a model gives for images that it does not train on, batch by batch: its accuracy on test images, its loss on
+"""What a model gives for images that it does not train on, batch by batch: its score on test images, its loss on
 held-out ones."""
 
 import time
@@ -14,27 +14,34 @@ from codecl.space.calling import call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 from codecl.train.events import Evaluated
+from codecl.train.objective import Loss, score_of
 from codecl.train.state import Setup, State
 
 TOGETHER = 1024  # images in one go, where a GPU looks at many batches at once
 
 
 def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
-    """Accuracy of the flooded model on every task so far."""
+    """The score of the flooded model on every task so far."""
     began = time.perf_counter()
-    scores = []
+    score, scores = score_of(setup.train), []
     for data, kept in zip(setup.tasks, state.kept, strict=False):
         batch_size = setup.train.test_batch_size
         with norms.normalising(setup.module, kept.statistics):
             parameters = kept.model(setup.roles.layers, state.parameters)
             given, labels = outputs_of(setup.module, parameters, data.test_images(batch_size), batch_size)
-        scores.append(100 * (given.argmax(-1) == labels).sum().item() / len(labels))
+        scores.append(score(given, labels))
     return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began, state=state)
 
 
-def loss(module: nn.Module, parameters: Parameters, parts: Iterable[Batch], batch_size: int) -> float:
-    """Mean cross entropy of the module with these parameters, over all images of the parts."""
-    return float(functional.cross_entropy(*outputs_of(module, parameters, parts, batch_size)))
+def loss(
+    module: nn.Module,
+    parameters: Parameters,
+    parts: Iterable[Batch],
+    batch_size: int,
+    function: Loss = functional.cross_entropy,
+) -> float:
+    """Mean loss of the module with these parameters, over all images of the parts."""
+    return float(function(*outputs_of(module, parameters, parts, batch_size)))
 
 
 def outputs_of(

@@ -1,7 +1,7 @@
 """What a run needs and what it holds: the state between tasks, the position inside one.
 
-Shapes: A agents of this process, D coordinates of an agent, V numbers of its velocity, M of what messages
-remember, W of what a schedule that watches the loss remembers, E of all four.
+Shapes: A agents of this process, D coordinates of an agent, V numbers that its optimizer remembers, M that
+messages do, W of what a schedule that watches the loss remembers, E of all four.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from codecl.space.layout import Parameters
 from codecl.space.roles import ParameterRoles
 from codecl.train.config import TrainConfig
 from codecl.train.execution import Execution
+from codecl.train.optimizers import state_size
 from codecl.train.plateau import RULE
 
 
@@ -38,7 +39,7 @@ class Carry(NamedTuple):
     """What a step hands to the next. Law: `split` undoes `joined`."""
 
     coords_AD: Tensor
-    velocity_AV: Tensor  # as wide as the coordinates where there is momentum, else empty
+    velocity_AV: Tensor  # what the optimizer remembers: see optimizers.state_size
     memory_AM: Tensor  # of messages
     watched_AW: Tensor  # of the schedule, where it watches the loss, else empty
 
@@ -47,7 +48,7 @@ class Carry(NamedTuple):
 
     @classmethod
     def split(cls, carry_AE: Tensor, size: int, config: TrainConfig) -> "Carry":
-        velocity = size if config.momentum else 0
+        velocity = state_size(config, size)
         watched = size + RULE if config.schedule == "plateau" else 0
         memory = carry_AE.shape[1] - size - velocity - watched
         return cls(*carry_AE.split([size, velocity, memory, watched], 1))

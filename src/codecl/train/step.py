@@ -11,9 +11,11 @@ from torch import Tensor
 
 from codecl.data.sources import Picked
 from codecl.data.task import TaskData
+from codecl.errors import ConfigError
 from codecl.methods.base import LR
 from codecl.space.directions import space
 from codecl.train.agents import Agents
+from codecl.train.optimizers import make_descend
 from codecl.train.state import Carry, Setup, State
 
 # carry, images by their indices [A, B, K] or as they were read ahead, lr -> carry, loss [A]
@@ -24,32 +26,44 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
     """The step of this task, in the order of mixing that the config says."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(space(state.memory, state.directions), agents.layout)
-    beta, sending = setup.train.momentum, setup.messages(data.index)
+    descend, sending = make_descend(setup.train, agents.layout), setup.messages(data.index)
 
     def gradient(coords_AD: Tensor, picked: Picked) -> tuple[Tensor, Tensor]:
         built = agents.build(coords_AD)  # weights are built while the batch is put together
         return agents.gradient_at(built, *data.batch(picked))
 
-    def velocity(before_AV: Tensor, grad_AD: Tensor) -> Tensor:
-        return beta * before_AV + grad_AD if beta else grad_AD
+    def moved(base_AD: Tensor, coords_AD: Tensor, direction_AD: Tensor, lr: LR) -> Tensor:
+        new_AD = method.step(constants, base_AD, coords_AD, direction_AD, lr)
+        if not isinstance(new_AD, Tensor) or new_AD.shape != base_AD.shape:
+            raise ConfigError(_wrong_step(type(method).__name__, new_AD, base_AD))
+        return new_AD
 
     def combine_then_adapt(carry: Carry, picked: Picked, lr: LR) -> tuple[Carry, Tensor]:
-        coords_AD, before_AV, memory_AM, watched_AW = carry
+        coords_AD, velocity_AV, memory_AM, watched_AW = carry
         pending = sending.start(exchange, coords_AD, memory_AM, "train")  # they travel while the gradient is computed
         loss_A, grad_AD = gradient(coords_AD, picked)
-        velocity_AD = velocity(before_AV, grad_AD)
+        direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD)
         mixed_AD, memory_AM = pending.wait()
-        new_AD = method.step(constants, mixed_AD, coords_AD, velocity_AD, lr)
+        new_AD = moved(mixed_AD, coords_AD, direction_AD, lr)
         memory_AM = sending.moved(memory_AM, mixed_AD, new_AD)
-        return Carry(new_AD, velocity_AD if beta else before_AV, memory_AM, watched_AW), loss_A
+        return Carry(new_AD, velocity_AV, memory_AM, watched_AW), loss_A
 
     def adapt_then_combine(carry: Carry, picked: Picked, lr: LR) -> tuple[Carry, Tensor]:
-        coords_AD, before_AV, memory_AM, watched_AW = carry
+        coords_AD, velocity_AV, memory_AM, watched_AW = carry
         loss_A, grad_AD = gradient(coords_AD, picked)
-        velocity_AD = velocity(before_AV, grad_AD)
-        half_AD = method.step(constants, coords_AD, coords_AD, velocity_AD, lr)
+        direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD)
+        half_AD = moved(coords_AD, coords_AD, direction_AD, lr)
         memory_AM = sending.moved(memory_AM, coords_AD, half_AD)
         mixed_AD, memory_AM = sending.start(exchange, half_AD, memory_AM, "train").wait()
-        return Carry(mixed_AD, velocity_AD if beta else before_AV, memory_AM, watched_AW), loss_A
+        return Carry(mixed_AD, velocity_AV, memory_AM, watched_AW), loss_A
 
     return combine_then_adapt if setup.train.order == "paper" else adapt_then_combine
+
+
+def _wrong_step(name: str, found: Any, base_AD: Tensor) -> str:
+    what = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    agents, size = base_AD.shape
+    return (
+        f"method: step of {name} gives {what}; it should give the new coordinates of all agents, a tensor of shape"
+        f" [{agents}, {size}]"
+    )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from codecl.report.configurations import Configuration, common_tasks
 from codecl.report.figures import Curve, Heat, Lines, Number, Series
+from codecl.report.score_words import ScoreWords
 from codecl.runs.reader import Run
 from codecl.train.events import TaskOpened
 
@@ -15,26 +16,28 @@ MAX_AGENTS = 64  # of a map that can still be looked at
 def forgetting(configuration: Configuration) -> Lines | None:
     if configuration.metrics.each_task_alone or _after(configuration) < 2:
         return None
-    tasks = configuration.tasks
+    tasks, words = configuration.tasks, configuration.words
     series = [_accuracy(configuration, task, name) for task, name in enumerate(tasks)]
     return Lines(
         "forgetting",
-        f"Accuracy of each task: {configuration.name}",
-        " ".join(["A line begins when its task has been learned.", _lost(series), *_stopped(configuration)]),
+        f"{words.put('Accuracy')} of each task: {configuration.name}",
+        " ".join(["A line begins when its task has been learned.", _lost(series, words), *_stopped(configuration)]),
         "after task",
-        "accuracy in %",
+        words.axis,
         [line for line in series if line.x],
         ticks=tasks,
     )
 
 
-def _lost(series: Sequence[Series]) -> str:
+def _lost(series: Sequence[Series], words: ScoreWords) -> str:
     """What later tasks have cost, of the task that it cost most."""
     ends = [(line.y[0] or 0.0, line.y[-1] or 0.0, line.name) for line in series if line.y]
     first, last, name = max(ends, key=lambda end: end[0] - end[1], default=(0.0, 0.0, ""))
-    if first - last < A_POINT:
-        return "All lines stay level: no task has lost as much as a point."
-    return f"What falls was forgotten: most of all “{name}”, from {first:.1f} to {last:.1f} %."
+    if first - last < words.some(A_POINT, first):
+        lost = "a point" if words.percent else "a hundredth of its score"
+        return f"All lines stay level: no task has lost as much as {lost}."
+    from_first = f"{first:.1f}" if words.percent else words.said(first)
+    return f"What falls was forgotten: most of all “{name}”, from {from_first} to {words.said(last)}."
 
 
 def _stopped(configuration: Configuration) -> list[str]:
@@ -63,6 +66,7 @@ def mean(configurations: Sequence[Configuration]) -> Lines | None:
     shown = [configuration for configuration in configurations if _after(configuration)]
     if not any(_after(configuration) > 1 for configuration in shown):
         return None
+    words = ScoreWords.of(configuration.metrics for configuration in shown)
     said = ["After each task, the mean over all tasks that have been seen: the last point is ACC."]
     if len(shown) > 1:
         said.append("The higher a line ends, the more is known of all tasks together.")
@@ -70,10 +74,10 @@ def mean(configurations: Sequence[Configuration]) -> Lines | None:
         said.append("A dotted line, marked partial, is of some of the tasks only: do not compare its end with others.")
     return Lines(
         "mean",
-        "Mean accuracy over the tasks so far",
+        words.put("Mean accuracy over the tasks so far"),
         " ".join(said),
         "after task",
-        "accuracy in %",
+        words.axis,
         [Series.over_seeds(configuration.name, map(_mean, configuration.runs)) for configuration in shown],
         ticks=common_tasks(shown),
     )
@@ -94,24 +98,27 @@ def matrix(configuration: Configuration) -> Heat | None:
     rows = _after(configuration)
     if rows < 2:
         return None
-    tasks = configuration.tasks
+    tasks, words = configuration.tasks, configuration.words
     columns = [_accuracy(configuration, task, name) for task, name in enumerate(tasks)]
     points = [dict(zip(column.x, column.y, strict=True)) for column in columns]
     return Heat(
         "matrix",
-        f"Accuracy in %: {configuration.name}",
+        f"{words.put('Accuracy')}{' in %' * words.percent}: {configuration.name}",
         " ".join(
             [
-                "Row: after this task. Column: accuracy of that task. Read a column downwards to see what becomes of a"
-                " task as others are learned; the last row is what is known at the end.",
+                words.put(
+                    "Row: after this task. Column: accuracy of that task. Read a column downwards to see what becomes"
+                    " of a task as others are learned; the last row is what is known at the end."
+                ),
                 *_stopped(configuration),
             ]
         ),
-        "accuracy of task",
+        f"{words.word} of task",
         "after task",
         tasks,
         tasks[:rows],
         [[column.get(after) for column in points] for after in range(rows)],
+        words.unit,
     )
 
 
