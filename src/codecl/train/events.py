@@ -150,7 +150,9 @@ class Flooded(Sent):
 
 class Evaluated(InTask):
     kind: Literal["eval"] = "eval"
-    accuracy: Sequence[float]  # of each task so far, percent
+    accuracy: Sequence[
+        float | None
+    ]  # of each task so far, percent; None: not scored again, its test data was not there
     seconds: float  # that it took
     state: Any = Live
 

@@ -20,11 +20,15 @@ TOGETHER = 1024  # images in one go, where a GPU looks at many batches at once
 
 
 def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
-    """Accuracy of the flooded model on every task so far."""
+    """Accuracy of the flooded model on every task so far; None: of a past one whose test images are not here."""
     began = time.perf_counter()
-    scores = []
-    for data, kept in zip(setup.tasks, state.kept, strict=False):
-        images, labels = data.test_images()
+    scores: list[float | None] = []
+    for data, kept in zip(setup.all_tasks, state.kept, strict=False):
+        test = data.test_images()
+        if test is None:
+            scores.append(None)
+            continue
+        images, labels = test
         with norms.normalising(setup.module, kept.statistics):
             parameters = kept.model(setup.roles.layers, state.parameters)
             given = outputs(setup.module, parameters, images, setup.train.test_batch_size)
