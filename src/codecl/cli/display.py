@@ -63,7 +63,7 @@ def line(now: Progress, remaining: str) -> str:
         f"task {now.opened}/{now.tasks}" if now.opened else "",
         f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" and now.epoch else "",
         f"loss {now.losses[-1]:.3f}" if now.losses else "",
-        f"ACC {now.acc:.2f} %" if now.acc is not None else "",
+        f"ACC {now.acc:.2f} %{_scored(now)}" if now.acc is not None else "",
         f"cc {now.cc:.2f}" if now.cc else "",
         f"sent {size(now.sent)}",
         f"kept {now.kept_percent:.1f} %" if now.acc is not None and now.kept_percent else "",
@@ -72,6 +72,15 @@ def line(now: Progress, remaining: str) -> str:
         f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
     ]
     return " · ".join(filter(None, words))
+
+
+def _scored(now: Progress) -> str:
+    """Where ACC is not over all tasks so far."""
+    scored = sum(score is not None for score in now.known)
+    alone = now.about is not None and now.about.each_task_alone  # each was scored when it was learned
+    return (
+        "" if alone or scored == len(now.known) else f" ({scored} of {len(now.known)} tasks, others not scored again)"
+    )
 
 
 def drawn(view: FollowerView, width: int, height: int) -> RenderableType:
@@ -144,7 +153,7 @@ def _facts(snapshot: Snapshot, width: int) -> Table:
     rows = {
         "steps": steps if now.all_steps else "",
         "loss": loss,
-        "ACC": f"{now.acc:.2f} %{so_far}{kept}" if now.acc is not None else "",
+        "ACC": f"{now.acc:.2f} %{_scored(now)}{so_far}{kept}" if now.acc is not None else "",
         "sent": f"{size(now.sent)}, cc {number(now.cc)}{so_far}" if now.sent else "",
         error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import Score, finished, kept_percent, ms_per_step, not_original
+from codecl.report.configurations import Score, finished, kept_percent, ms_per_step, remarks
 from codecl.report.formats import UNKNOWN, Column, Sheet, spread_of_bytes, with_spread
 from codecl.runs.config import RunConfig
 from codecl.runs.config import difference as config_difference
@@ -91,6 +91,11 @@ class Side(NamedTuple):
         """Finished, by the run that came furthest."""
         return max(len(run.accuracy_matrix) for run in self.runs.values())
 
+    @property
+    def not_scored(self) -> set[int]:
+        """Tasks that ACC and BWT of one of the runs leave out."""
+        return {task for run in self.runs.values() for task in run.not_scored or ()}
+
     def values(self, value: Value) -> BySeed:
         values = {seed: value(run) for seed, run in sorted(self.runs.items())}
         return {seed: float(known) for seed, known in values.items() if known is not None and math.isfinite(known)}
@@ -152,9 +157,13 @@ def quantities(a: Side, b: Side) -> list[Quantity]:
     def over_all(key: str, title: str, value: Value, text: Text = with_spread) -> Quantity:
         return compared(key, title, lambda run: value(run) if len(run.accuracy_matrix) == tasks else None, text)
 
-    scores = [
+    same_tasks = a.not_scored == b.not_scored
+    scored = [
         over_all("acc", "ACC %", lambda run: run.acc),
         over_all("bwt", "BWT %", lambda run: run.bwt),
+    ]
+    scores = [
+        *(scored if same_tasks else []),
         over_all("cc", "cc", lambda run: run.traffic.cc),
         over_all("cc_reference", "cc_reference", lambda run: run.traffic.cc_reference),
         over_all("kept_percent", "kept %", kept_percent, partial(with_spread, digits=".1f")),
@@ -193,7 +202,9 @@ def about(comparison: Comparison) -> list[str]:
             f"A finished {a.tasks} tasks, B {b.tasks}: scores and bytes over all tasks are left out, the"
             f" first {min(a.tasks, b.tasks)} are compared"
         )
-    others = [not_original(side.runs.values()) for side in (a, b)]
+    if a.not_scored != b.not_scored:
+        lines.append("A and B were not scored on the same tasks at the end: ACC and BWT are left out")
+    others = [remarks(side.runs.values()) for side in (a, b)]
     if others[0] == others[1]:
         return lines + others[0]
     return lines + [f"{name}: {line}" for name, of_side in zip("AB", others, strict=True) for line in of_side]

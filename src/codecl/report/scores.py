@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from codecl.report.configurations import Configuration, group, not_original
+from codecl.report.configurations import Configuration, group, remarks
 from codecl.report.tables import in_order, results
 from codecl.runs.reader import Run
 
@@ -66,7 +66,7 @@ def scores(runs: Sequence[Run], paper: bool) -> Scores:
         Rows("Not finished: scores of the tasks so far, not to be compared", [row for one, row in rows if one.partial]),
     ]
     titles = [Title(column.title, column.words) for column in columns]
-    return Scores(titles, [one for one in groups if one.rows], terms(titles), not_original(run.metrics for run in runs))
+    return Scores(titles, [one for one in groups if one.rows], terms(titles), remarks(run.metrics for run in runs))
 
 
 def _row(configuration: Configuration, cells: Sequence[str]) -> Row:
