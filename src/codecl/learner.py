@@ -87,7 +87,8 @@ class Learner:
         self.folder, self.module, self._start, self._options = folder, model, start, options
         self._tests: dict[int, Task | Images] = {}  # of tasks whose test data is here
         if folder.is_dir():
-            growing.tidy(folder)
+            with joined(options.exchange, device_of(options.device)) as ranks:
+                ranks.broadcast(lambda: growing.tidy(folder))
 
     def _now(self) -> Standing:
         return growing.standing(self.folder, self._start)

@@ -93,17 +93,20 @@ def with_own(old: RunConfig, digests: Sequence[str]) -> RunConfig:
     return validate(merge(old.model_dump(mode="json"), {"data": change}))
 
 
-def extended(old: RunConfig, task: str, files: Mapping[str, str] | None = None) -> RunConfig:
+def extended(
+    old: RunConfig, task: str, files: Mapping[str, str] | None = None, local_path: str | None = None
+) -> RunConfig:
     """The config of a run with the `next` task of its stream, or with those of one more stream, after its own.
-    `files`: digests of data set files that may be gone by now."""
+    `files`: digests of data set files that may be gone by now; `local_path`: of an agent that has its own."""
     if old.model.name == OWN:
         raise ConfigError(
             "RUN: was made with a model of your own; codecl.Learner.open(RUN, model).learn(task) goes on with it"
         )
-    if stream_digest(old.data, files) != old.sources.get("data"):
+    if local_path is None and stream_digest(old.data, files) != old.sources.get("data"):
         raise DataError(f"data.stream: files behind {old.data.stream} are missing, or not those of the run any more")
     learned = old.data.tasks
-    there = len(streams.load(old.data.stream)) if learned is not None or task == "next" else 0
+    path = Path(local_path) if local_path else None
+    there = len(streams.load(old.data.stream, path)) if learned is not None or task == "next" else 0
     if task == "next" and (learned is None or learned >= there):
         raise ConfigError(f"--task next: the run has learned all {there} tasks of its stream {old.data.stream}")
     if task == "next" and learned is not None:
@@ -134,7 +137,7 @@ def added_tasks(old: RunConfig, config: RunConfig, learned: int) -> list[Task]:
 
 def old_tests(old: RunConfig, learned: int, files: Mapping[str, str]) -> dict[int, Task]:
     """The tasks of the run's streams whose data is still here, by their numbers."""
-    if stream_digest(old.data, files) != old.sources.get("data"):
+    if old.data.local_path is None and stream_digest(old.data, files) != old.sources.get("data"):
         return {}
     parts = [_readable(part, old.data.local_path) for part in old.data.stream.split(streams.PLUS)]
     return {number: task for number, task in enumerate(_aligned(parts, learned)) if task is not None}

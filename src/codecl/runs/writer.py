@@ -197,7 +197,7 @@ class RunWriter:
 Writer = RunWriter | NullWriter
 
 
-def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded], point: Checkpoint) -> None:
+def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded], point: Checkpoint | None) -> None:
     """A run folder to resume from here, with these events and nothing after them. In one that keeps how it was, the
     config changes last: until then nothing is lost."""
     text = "".join(map(_line, events))
@@ -207,7 +207,8 @@ def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded], poi
         else:
             _start(folder, config)
         write_text(folder / EVENTS, text)
-        checkpoint.write(folder / "checkpoint", point._replace(events=len(text.encode())))
+        if point is not None:
+            checkpoint.write(folder / "checkpoint", point._replace(events=len(text.encode())))
         write_text(folder / "config.yaml", config.dump())
 
 
