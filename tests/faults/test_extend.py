@@ -121,6 +121,30 @@ def test_streams_come_one_after_another(tmp_path, monkeypatch):
         extended(config, "notmnist")
 
 
+def test_the_command_needs_no_old_data(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path / "data"))
+    for name in ("mnist", "notmnist"):
+        store.write(name, arrays(name, 80, 20))
+    small = ("--agents", "2", "--method", "codec", "--quiet", "--set", "train.epochs=1", "--set", "train.batch_size=10")
+    small += ("--set", "train.execution=loop", "--set", "model.name=mlp", "--set")
+    assert cli("run", "quickstart", *small, "data.stream=whole(mnist)", cwd=tmp_path).returncode == 0
+    (first,) = (path.parent for path in tmp_path.rglob("metrics.json"))
+    both = "data.stream=whole(mnist) + whole(notmnist)"
+    assert cli("run", "quickstart", *small, both, "--out", "whole", cwd=tmp_path).returncode == 0
+    (whole,) = (path.parent for path in (tmp_path / "whole").rglob("metrics.json"))
+    store.path_of("mnist").unlink()
+    done = cli("extend", str(first), "--task", "notmnist", "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (ours,) = json.loads(done.stdout)
+    folder = tmp_path / ours["folder"]
+    assert (folder / "config.yaml").read_text() == (whole / "config.yaml").read_text()
+    same((None, [], numbers(folder)[2]), (None, [], numbers(whole)[2]))
+    assert (ours["accuracy_matrix"][1][0], ours["not_scored"]) == (None, [0])
+    assert ours["data_sets"] == numbers(whole)[0]["data_sets"]
+    again = cli("extend", str(first), "--task", "notmnist", "--json", "--quiet", cwd=tmp_path)
+    assert json.loads(again.stdout) == [ours]
+
+
 @pytest.mark.slow
 def test_the_command(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("CODECL_DATA", str(tmp_path / "data"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -275,3 +276,10 @@ def test_a_fit_after_another_needs_neither_its_data_nor_its_weights(whole, tmp_p
     assert later.metrics["not_scored"] == [0, 1]
     started = json.loads((later.folder / "events.jsonl").read_text().splitlines()[0])
     assert started["tasks"] == 3
+
+
+def test_the_example_in_the_documents_runs(tmp_path, monkeypatch, capsys):
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "next-task.md").read_text(), re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "next-task.md", "exec"), {"__name__": "example"})
+    assert "[None, None, " in capsys.readouterr().out
