@@ -8,7 +8,7 @@ from torch import nn
 
 from codecl.api import Job, OnEvent, Result, own_config, train_in
 from codecl.data.images import Images
-from codecl.data.task import Task, TaskInfo, tensors
+from codecl.data.task import Task, tensors
 from codecl.errors import ConfigError, DataError
 from codecl.exchange.cluster.ranks import joined
 from codecl.exchange.topology import Graph
@@ -19,6 +19,7 @@ from codecl.runs.build import device_of
 from codecl.runs.config import RunConfig
 from codecl.runs.growing import Standing
 from codecl.runs.model import load
+from codecl.runs.next_task import Tests
 from codecl.runs.writer import folder_of
 
 TestAgain = Sequence[Task] | Mapping[str | int, Any]
@@ -116,16 +117,18 @@ class Learner:
         now = self._now()
         task = own.loaded(len(now.tasks), task)
         digest = own.task_digest(task)
-        self._tests |= _tests(test_again, now.tasks, now.learned)
+        tests = {**self._tests, **_tests(test_again, now)}
+        test = task if now.config.data.validation else tensors(task.test)
         if digest in now.learned and not again:
+            self._tests = tests | {number: test for known, number in now.numbers.items() if known == digest}
             return Result(self.metrics, self.folder, False, self.module)
         if now.begun not in (None, digest):
             raise ConfigError(
                 f"learn: another task than {task.name!r} was begun in {self.folder}; learn that one to go on with it,"
                 " or give it up with undo()"
             )
-        result = self._train(task, now, digest)
-        self._tests[len(now.tasks)] = task if now.config.data.validation else tensors(task.test)
+        result = self._train(task, now, digest, tests)
+        self._tests = {**tests, len(now.tasks): test}
         return result
 
     def undo(self) -> None:
@@ -137,7 +140,7 @@ class Learner:
             raise ConfigError(f"undo: the first task is begun in {self.folder}; remove the folder instead")
         growing.restore(self.folder)
 
-    def _train(self, task: Task, now: Standing, digest: str) -> Result:
+    def _train(self, task: Task, now: Standing, digest: str, tests: Tests) -> Result:
         config = now.config if now.begun else next_task.with_own(now.config, [digest])
         folder = self._next_folder(now, config)
         options = self._options
@@ -148,8 +151,12 @@ class Learner:
                 return Result(done.dump(), folder, False, self.module)
             job = Job(folder, config, self.module, [task], mu=options.mu, on_event=options.on_event)
             if now.tasks:
-                job = job._replace(after=self.folder, tests={**self._old_tests(now), **self._tests})
-            result = train_in(job, ranks)
+                job = job._replace(after=self.folder, tests={**self._old_tests(now), **tests})
+            try:
+                result = train_in(job, ranks)
+            finally:
+                if ranks.is_main:
+                    growing.tidy(folder)  # what was refused leaves nothing behind
         self.folder = folder
         return result
 
@@ -166,16 +173,15 @@ class Learner:
         return next_task.old_tests(now.config, len(now.tasks), reader.read_files(self.folder))
 
 
-def _tests(given: TestAgain, tasks: Sequence[TaskInfo], digests: Sequence[str]) -> dict[int, Task | Images]:
+def _tests(given: TestAgain, now: Standing) -> dict[int, Task | Images]:
     """Test data by the number of its task."""
-    names = [about.name for about in tasks]
+    names = [about.name for about in now.tasks]
     if isinstance(given, Mapping):
         return {_number(key, names): _test(value) for key, value in given.items()}
-    known = dict(zip(digests, range(len(tasks) - len(digests), len(tasks)), strict=True))
     out: dict[int, Task | Images] = {}
     for place, one in enumerate(given):
         task = own.loaded(place, one)
-        number = known.get(own.task_digest(task))
+        number = now.numbers.get(own.task_digest(task))
         out[_number(task.name, names) if number is None else number] = task
     return out
 

@@ -140,6 +140,12 @@ def test_stopped_at_any_event_it_goes_on(moment, whole, tmp_path):
     same(numbers(result.folder), numbers(whole[3]))
 
 
+def test_a_script_that_was_stopped_is_started_again(whole, tmp_path):
+    stopped(taught(tmp_path, 2), tasks(3)[2], 9)
+    ours = taught(tmp_path, 3)  # it hands over all tasks once more
+    same(numbers(ours.folder), numbers(whole[3]))
+
+
 @pytest.mark.parametrize("what", ["_remove", "write_text", "checkpoint.write"])
 def test_stopped_between_two_tasks_nothing_is_lost(what, whole, tmp_path, monkeypatch):
     ours, stream = taught(tmp_path, 2), tasks(3)
@@ -149,6 +155,7 @@ def test_stopped_between_two_tasks_nothing_is_lost(what, whole, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(f"codecl.runs.writer.{what}", power_cut)
+        patch.setattr("codecl.runs.growing.tidy", lambda _: None)
         with pytest.raises(Stop):
             ours.learn(stream[2])
     assert (ours.folder / BEFORE).is_dir()
@@ -245,7 +252,12 @@ def test_test_data_that_is_not_of_a_learned_task_is_refused(tmp_path):
     images, labels = stream[0].test
     with pytest.raises(ConfigError, match=r"its task 1 is another \(shape: \(2, 6, 6\), \(2, 6, 5\)\)"):
         ours.learn(stream[1], test_again={0: (images[..., :5], labels)})
-    assert not (ours.folder / "model" / "task-2.safetensors").exists()
+    wrong = stream[1]._replace(train=(images[:, :1], labels), test=(images[:, :1], labels))
+    with pytest.raises(ConfigError, match=r"images of shape \[1, 6, 6\] fails"):
+        ours.learn(wrong)
+    names = {path.name for path in ours.folder.iterdir()}
+    assert names == {"config.yaml", "environment.json", "events.jsonl", "metrics.json", "model", "checkpoint"}
+    assert ours.tasks == ["t0"]
 
 
 def test_a_run_of_a_named_model_and_stream_goes_on_with_own_data(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from codecl.data import verdicts
+from codecl.data.streams import PLUS
 from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError, DataError
 from codecl.files import write_text
@@ -35,6 +36,13 @@ class Standing(NamedTuple):
     tasks: Sequence[TaskInfo] = ()  # that are finished
     learned: Sequence[str] = ()  # of these, the digests of a caller's own
     begun: str | None = None  # the digest of a task that is not finished
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Digests of own tasks -> their numbers, from 0; none where other streams come between them."""
+        if OWN in self.config.data.stream.split(PLUS)[:-1]:
+            return {}
+        return dict(zip(self.learned, range(len(self.tasks) - len(self.learned), len(self.tasks)), strict=True))
 
 
 def standing(folder: Path, start: RunConfig | None = None) -> Standing:
@@ -107,6 +115,7 @@ def tidy(folder: Path) -> None:
     """Put right what a stop between two tasks may have left."""
     before = folder / BEFORE
     if not before.is_dir():
+        shutil.rmtree(folder / f"{BEFORE}.part", ignore_errors=True)
         return
     if (folder / CONFIG).read_bytes() == (before / CONFIG).read_bytes():  # the next task was not quite begun
         restore(folder)
