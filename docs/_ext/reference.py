@@ -193,7 +193,7 @@ def api() -> str:
 
 def _order(item: tuple[str, Any]) -> tuple[int, str]:
     name, value = item
-    ranks = (inspect.isfunction(value), name in ("Task", "Result"), isinstance(value, dict))
+    ranks = (inspect.isfunction(value), name in ("Learner", "Task", "Result"), isinstance(value, dict))
     return ranks.index(True) if True in ranks else 3 + (inspect.isclass(value) and issubclass(value, Exception)), name
 
 
@@ -203,7 +203,9 @@ def _documented(name: str, value: Any) -> str:
         return table(["name", "what it is"], rows)
     if inspect.isfunction(value):
         return _autodoc("function", name)
-    own = [key for key, entry in vars(value).items() if inspect.isfunction(entry) and not key.startswith("_")]
+    entries = {key: entry for key, entry in vars(value).items() if not key.startswith("_")}
+    shown = (types.FunctionType, classmethod, property)
+    own = [key for key, entry in entries.items() if isinstance(entry, shown)]
     text = _autodoc("exception" if issubclass(value, Exception) else "class", name, own)
     if hasattr(value, "_fields"):
         beside = comments(value)

@@ -11,6 +11,7 @@ __all__ = [
     "CodeclError",
     "ConfigError",
     "DataError",
+    "Learner",
     "Method",
     "Result",
     "RunFailed",
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from codecl.data.task import Task
     from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
     from codecl.exchange.topology import TOPOLOGIES
+    from codecl.learner import Learner
     from codecl.methods import METHODS, Method, TaskEnd
     from codecl.models import MODELS
     from codecl.runs.model import load
@@ -39,6 +41,7 @@ _HOMES = {
     "MODELS": "models",
     "STREAMS": "data.streams",
     "TOPOLOGIES": "exchange.topology",
+    "Learner": "learner",
     "Method": "methods",
     "Result": "api",
     "Task": "data.task",

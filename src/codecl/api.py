@@ -1,34 +1,29 @@
 """The library: `fit` your own module on your own tasks, `load` what was learned, `run` a config."""
 
-import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
 from codecl.data import verdicts
-from codecl.data.forms import code_of, collate_of, loaded
-from codecl.data.inputs import named_tensors
-from codecl.data.items import Items
-from codecl.data.task import Task, about_of
+from codecl.data.task import Task
 from codecl.errors import ConfigError, ConfigWarning
-from codecl.exchange import digest
 from codecl.exchange.cluster.ranks import Ranks, joined
 from codecl.exchange.topology import Graph, from_graph
-from codecl.methods import METHODS, Method
+from codecl.methods import Method
 from codecl.plan.hazards import hazards
-from codecl.registry import code_digest, name_of
 from codecl.report.progress import showing
-from codecl.runs import reader, resume
+from codecl.runs import growing, next_task, own, reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.model import load
+from codecl.runs.next_task import Past, Tests
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
 from codecl.train import autotune
@@ -37,7 +32,6 @@ from codecl.train.execution import Execution
 from codecl.train.state import Setup, State
 
 OnEvent = Callable[[Event], None]
-Function = Callable[[Tensor, Tensor], Any]  # of outputs and targets
 
 
 class Result(NamedTuple):
@@ -61,8 +55,6 @@ def fit(
     agents: int = 4,
     topology: str | Mapping[str, Any] | Graph = "ring",
     method: str | Method = "codec",
-    loss: str | Function | None = None,
-    score: str | Function | None = None,
     out: str | Path = "runs",
     device: str = "auto",
     exchange: str = "auto",
@@ -71,6 +63,8 @@ def fit(
     after: "str | Path | Result | None" = None,
     on_event: OnEvent | None = None,
     progress: bool = True,
+    loss: str | own.Function | None = None,
+    score: str | own.Function | None = None,
     **settings: Any,
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
@@ -83,86 +77,68 @@ def fit(
     `loss` is what is minimised and `score` what test images are scored with: a name (`train.loss`, `train.score`) or a
     function of (outputs, targets) at the top level of a module (docs/learning.md).
 
-    `after`: a finished run of the first of these tasks, with the same settings; the others are trained as if they had
-    been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md).
+    `after`: a finished run with the same settings; these tasks are trained after its own, as if all had been there from
+    the start. Of `model` only the structure is used then. Its own tasks may stand in front, to be tested again. For
+    tasks that arrive one by one see `codecl.Learner`. `mu`: measure how much of the gradient the free space keeps
+    (docs/theory.md).
 
     `on_event` is called with each event (docs/events.md). `progress` is shown on a terminal and in a notebook; False
     turns it off."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
-    fields: dict[str, Any] = {
+    settings = own.with_functions(settings, loss=loss, score=score)
+    config = own_config(model, agents, topology, method, settings)  # what is not allowed is said before data are read
+    tasks = [own.loaded(number, task, config) for number, task in enumerate(tasks)]
+    digests = [own.task_digest(task) for task in tasks]
+    config = own_config(model, agents, topology, method, settings, " ".join(digests))
+    where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
+    job: dict[str, Any] = {
+        **where,
+        "module": model,
+        "again": again,
+        "mu": mu,
+        "on_event": on_event,
+        "progress": progress,
+    }
+    if after is None:
+        return run(config, tasks=tasks, **job)
+    after = after.folder if isinstance(after, Result) else Path(after)
+    old = reader.read_config(after)
+    learned = (old.data.digest or "").split()
+    known = len(learned) if digests[: len(learned)] == learned else 0  # of these tasks
+    if not known and {*learned} & {*digests}:
+        raise ConfigError(f"after: the tasks of {after} are not the first of these tasks; give them all, its own first")
+    config = next_task.with_own(_as_of(old, config), digests[known:])
+    return run(config, tasks=tasks[known:], tests=dict(enumerate(tasks[:known])), after=after, **job)
+
+
+def _as_of(old: RunConfig, config: RunConfig) -> RunConfig:
+    """The settings of a config with the model and the tasks of an old one."""
+    tasks = {name: getattr(old.data, name) for name in ("stream", "digest", "tasks")}
+    sources = {**old.sources, **config.sources}
+    return config.model_copy(
+        update={"model": old.model, "data": config.data.model_copy(update=tasks), "sources": sources}
+    )
+
+
+def own_config(
+    model: nn.Module,
+    agents: int,
+    topology: str | Mapping[str, Any] | Graph,
+    method: str | Method,
+    settings: Mapping[str, Any],
+    digest: str | None = None,
+) -> RunConfig:
+    """Of a caller's own module and tasks, known by their digest; None: there are none yet."""
+    fields = {
         "preset": "fit",
         "agents": agents,
         "topology": from_graph(topology) if isinstance(topology, nx.Graph) else topology,
-        "method": _method_fields(method),
-        "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
-        "data": {"stream": "own"},
-        "train": _function_names(loss=loss, score=score),
+        "method": own.method_fields(method),
+        "model": own.model_fields(model),
+        "data": {"stream": next_task.OWN, "digest": digest},
     }
-    config = validate(merge(fields, settings))  # what is not allowed is said before data are read
-    tasks = [_loaded(number, task, config) for number, task in enumerate(tasks)]
-    fields["data"]["digest"] = " ".join(map(_task_digest, tasks))
-    config = validate(merge(fields, settings))
-    if after is not None:
-        after = after.folder if isinstance(after, Result) else Path(after)
-        first = reader.read_config(after).data.digest or ""
-        if not (config.data.digest or "").startswith(first):
-            raise ConfigError(
-                f"after: the tasks of {after} are not the first of these tasks; give them all, its own first"
-            )
-    where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
-    seen: dict[str, Any] = {"on_event": on_event, "progress": progress}
-    return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, **seen, **where)
-
-
-def _loaded(number: int, task: Any, config: RunConfig) -> Task:
-    """A caller's task with its data as tensors, or as items where they are to be streamed."""
-    try:
-        task = task if isinstance(task, Task) else Task(*task)
-    except TypeError as error:
-        raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
-    data, targets = config.data, config.train.targets
-    train = loaded(task.train, about_of(number, task, "training", targets), data.loading, data.workers)
-    test = loaded(task.test, about_of(number, task, "test", targets), data.loading, data.workers)
-    collate = task.collate or collate_of(task.train) or collate_of(task.test)
-    return task._replace(train=train, test=test, collate=collate)
-
-
-def _function_names(**functions: str | Function | None) -> dict[str, str]:
-    """Fields of `train`: a caller's own function is known by where it lives, and its code by a digest."""
-    given = {field: function for field, function in functions.items() if function is not None}
-    return {
-        field: function if isinstance(function, str) else name_of(field, function) for field, function in given.items()
-    }
-
-
-def _method_fields(method: str | Method) -> dict[str, Any]:
-    """A method by name, or one of the caller's own with its options: then it is known by where its class lives."""
-    if isinstance(method, str):
-        return {"name": method}
-    if not isinstance(method, Method):
-        raise ConfigError(
-            f"method: {method!r} is neither a name nor a Method with its options, such as DEwc(penalty=100)"
-        )
-    kind = type(method)
-    known = {entry: name for name, entry in METHODS.items()}
-    return {"name": known.get(kind, f"{kind.__module__}:{kind.__qualname__}"), **method.model_dump(mode="json")}
-
-
-def _model_digest(model: nn.Module) -> str:
-    """Of what decides what a caller's module computes: structure, code, plain attributes, weights, what trains."""
-    if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
-        raise ConfigError("model: it has lazy layers without weights yet; run it once on a batch before fitting it")
-    parts = []
-    for name, part in model.named_modules():
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, bool | int | float | str | tuple)}
-        plain.pop("training", None)  # `fit` sets the mode itself
-        kind = type(part)
-        code = "" if kind.__module__.startswith("torch.") else code_digest(kind)
-        parts.append((name, kind.__qualname__, code, part.extra_repr(), sorted(plain.items())))
-    trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    values = digest({**dict(model.named_parameters()), **dict(model.named_buffers())})
-    return hashlib.sha256(repr((parts, trains, values)).encode()).hexdigest()[:16]
+    return validate(merge(fields, settings))
 
 
 def run(
@@ -178,35 +154,72 @@ def run(
     module: nn.Module | None = None,
     tasks: Sequence[Task] | None = None,
     after: Path | None = None,
+    tests: Tests = MappingProxyType({}),
 ) -> Result:
     """Run a config and record it, or give back the run that is recorded already.
 
-    `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks. `exchange`:
-    simulated, cluster, or auto, which is cluster where a launcher started several processes: all make this call."""
+    `module` and `tasks` replace those that the config names. `after`: a finished run of its first tasks; then `tasks`
+    are those that come after them, and `tests` old ones to be tested again. `exchange`: simulated, cluster, or auto,
+    which is cluster where a launcher started several processes: all make this call."""
     with joined(exchange, device_of(device)) as ranks:
-        done = recorded(config, out, ranks, module)
+        done = recorded(config, out, ranks, module, after is None)
         if done is not None and not again:
             return done
-        folder = folder_of(config, out)
-        data = task_data(config, tasks, ranks.device)
-        with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
-            setup, state = build_setup(config, data, ranks.device, module, ranks.exchange)
-        for line in hazards(setup) if ranks.is_main else ():
-            warnings.warn(line, ConfigWarning, stacklevel=2)
-        writer = _open(folder, config, setup, ranks, again, after)
-        finished = False
-        try:
-            with compute_settings(ranks.device), showing(config, folder, progress and ranks.is_main) as show:
-                setup = setup._replace(execution=_start(writer, config, setup, state, ranks))
-                with closing(resume.events(writer, setup, state, ranks, mu)) as events:
-                    for event in events:
-                        show(event)
-                        if on_event is not None:
-                            on_event(event)
-            finished = True
-        finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
-            metrics = writer.close("complete" if finished else "partial")
-        return Result(ranks.broadcast(lambda: _dumped(metrics)), folder, True, module)
+        job = Job(folder_of(config, out), config, module, tasks, after, tests, again, mu, on_event, progress)
+        return train_in(job, ranks)
+
+
+class Job(NamedTuple):
+    """What is to be trained, and where it is recorded."""
+
+    folder: Path
+    config: RunConfig
+    module: nn.Module | None
+    tasks: Sequence[Task] | None  # of the config, or those that come after others
+    after: Path | None = None  # a finished run of the tasks before them; the folder itself: it grows
+    tests: Tests = MappingProxyType({})  # old tasks to be tested again
+    again: bool = False
+    mu: bool = False
+    on_event: OnEvent | None = None
+    progress: bool = False
+
+    @property
+    def grows(self) -> bool:
+        """Whether more tasks are learned in the folder of the finished run."""
+        return self.after == self.folder
+
+
+def train_in(job: Job, ranks: Ranks) -> Result:
+    """Train what is not recorded yet. All processes make this call."""
+    config, module, past, old = job.config, job.module, None, []
+    if job.after is not None:
+        after = Path(ranks.broadcast(lambda: str(growing.set_aside(job.folder)))) if job.grows else job.after
+        past = next_task.read_past(after)
+        if not job.tasks:
+            raise ConfigError(
+                f"{past.name}: its {len(past.tasks)} tasks should come first, and at least one more after them"
+            )
+        module, old = next_task.module_of(past, module), next_task.past_tasks(past, config, job.tests, ranks.device)
+    data = task_data(config, job.tasks, ranks.device, first=len(old))
+    with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
+        setup, state = build_setup(config, data, ranks.device, module, ranks.exchange, past=old)
+    for line in hazards(setup) if ranks.is_main else ():
+        warnings.warn(line, ConfigWarning, stacklevel=3)
+    writer = _open(job, setup, ranks, past)
+    finished = False
+    try:
+        shown = job.progress and ranks.is_main
+        with compute_settings(ranks.device), showing(config, job.folder, shown) as show:
+            setup = setup._replace(execution=_start(writer, config, setup, state, ranks))
+            with closing(resume.events(writer, setup, state, ranks, job.mu)) as events:
+                for event in events:
+                    show(event)
+                    if job.on_event is not None:
+                        job.on_event(event)
+        finished = True
+    finally:  # also when a loss is NaN or the user presses Ctrl-C: what was recorded stays
+        metrics = writer.close("complete" if finished else "partial")
+    return Result(ranks.broadcast(lambda: _dumped(metrics)), job.folder, True, job.module)
 
 
 def _dumped(metrics: Metrics | None) -> dict[str, Any]:
@@ -214,8 +227,11 @@ def _dumped(metrics: Metrics | None) -> dict[str, Any]:
     return metrics.dump() if metrics else {}
 
 
-def recorded(config: RunConfig, out: Path, ranks: Ranks, module: nn.Module | None = None) -> Result | None:
-    """The run of this config, where its folder holds it complete; no data is read. All processes make this call."""
+def recorded(
+    config: RunConfig, out: Path, ranks: Ranks, module: nn.Module | None = None, from_start: bool = True
+) -> Result | None:
+    """The run of this config, where its folder holds it complete; no data is read. All processes make this call.
+    `from_start`: all of its data is needed."""
     leading = parse(ranks.broadcast(lambda: config.model_dump(mode="json")))
     if leading.decisive() != config.decisive():  # other data or initial weights at one of them would spoil the run
         others = "; ".join(difference(leading, config)[:3])
@@ -223,24 +239,26 @@ def recorded(config: RunConfig, out: Path, ranks: Ranks, module: nn.Module | Non
             f"ranks: rank {ranks.rank} has another config than rank 0 ({others}); every process should make the same"
             " call, with the same data and a model from the same seed (torch.manual_seed)"
         )
-    check_files(config.data)  # another file is another run: one that is gone cannot be told
+    if from_start:
+        check_files(config.data)  # another file is another run: one that is gone cannot be told
     folder = folder_of(config, out)
     metrics = ranks.broadcast(lambda: _dumped(reader.recorded(folder, config)))
     return Result(metrics, folder, False, module) if metrics else None
 
 
-def _open(folder: Path, config: RunConfig, setup: Setup, ranks: Ranks, again: bool, after: Path | None) -> Writer:
+def _open(job: Job, setup: Setup, ranks: Ranks, past: Past | None) -> Writer:
     """The run folder, open for writing where this process leads."""
-    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone)
+    config, folder = job.config, job.folder
+    labels = labels_of(config, len(setup.heads), setup.method.each_task_alone)
     if not ranks.is_main:
         return NullWriter(config, labels)
-    if after is not None and (again or not (folder / "checkpoint").exists()):
-        resume.extend(after, folder, config, setup)
-    if again and after is None:
+    if past is not None and (job.again or not growing.is_begun(folder, config)):
+        growing.begin(past, folder, config, setup)
+    if job.again and past is None:
         writer = RunWriter.new(folder, config, labels)
     else:
         writer = RunWriter.resume(folder, config, labels, ranks.device)
-    writer.describe(ranks.device, setup)
+    writer.describe(ranks.device, setup, reader.read_files(past.folder) if past else {})
     return writer
 
 
@@ -272,17 +290,3 @@ def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks:
         )
         writer.event(started)
     return choice.execution
-
-
-def _task_digest(task: Task) -> str:
-    """Of a loaded task's tensors: another image is another run. Of streamed items, which are not all read: how many
-    there are, the code of the data set, and a sample of them, from the first to the last, under fixed seeds."""
-    values: dict[str, torch.Tensor] = {}
-    code = []
-    for data, inputs, labels in ((task.train, "train", "labels"), (task.test, "test", "truth")):
-        if isinstance(data, Items):
-            code.append(code_of(data))
-            data = data.sample
-        values |= {**named_tensors(data[0], inputs), labels: data[1]}
-    text = " ".join([digest(values), repr((task.classes, task.mean, task.std)), *code])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,14 +3,14 @@
 import json
 
 import pytest
-import torch
+from torch import nn
 
 import codecl
 from codecl.data import store
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
+from codecl.runs.next_task import extended
 from codecl.runs.reader import read_config
-from codecl.runs.resume import extended
 from tests.cli.test_cli import TINY, failed
 from tests.data.canonical import arrays
 from tests.faults.test_resume import numbers, same
@@ -66,14 +66,14 @@ def test_what_cannot_be_extended_is_said(tmp_path):
         codecl.fit(module(), stream[1:], out=tmp_path, after=done, **MORE)
     with pytest.raises(ConfigError, match=r"has another config \(agents: 4, 3\)"):
         codecl.fit(module(), stream, agents=3, out=tmp_path, after=done, **MORE)
-    other = module()
-    with torch.no_grad():
-        other[0].weight[0, 0, 0, 0] += 1
-    with pytest.raises(ConfigError, match=r"has another config \(model.digest"):
-        codecl.fit(other, stream, out=tmp_path, after=done, **MORE)
+    wider = nn.Sequential(*module()[:-1], nn.Linear(8, 5))
+    with pytest.raises(ConfigError, match=r"model: '7' is Linear\(.*out_features=5.*\), but Linear\(.*out_features=3"):
+        codecl.fit(wider, stream, out=tmp_path, after=done, **MORE)
     with pytest.raises(ConfigError, match=r"its 2 tasks should come first, and at least one more after them"):
         codecl.fit(module(), stream[:2], out=tmp_path / "there", after=done, **MORE)
-    with pytest.raises(ConfigError, match=r"was made by codecl.fit with data of your own; give all tasks to"):
+    with pytest.raises(
+        ConfigError, match=r"was made with a model of your own; codecl.Learner.open\(RUN, model\).learn\(task\)"
+    ):
         extended(read_config(done.folder), "mnist")
     named = [stream[0]._replace(name="another"), *stream[1:]]
     with pytest.raises(ConfigError, match=r"its task 1 is another \(name: t0, another\)"):
@@ -119,6 +119,30 @@ def test_streams_come_one_after_another(tmp_path, monkeypatch):
     store.write("mnist", arrays("mnist", 60, 20, seed=1))
     with pytest.raises(DataError, match=r"files behind .* are missing, or not those of the run any more"):
         extended(config, "notmnist")
+
+
+def test_the_command_needs_no_old_data(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("CODECL_DATA", str(tmp_path / "data"))
+    for name in ("mnist", "notmnist"):
+        store.write(name, arrays(name, 80, 20))
+    small = ("--agents", "2", "--method", "codec", "--quiet", "--set", "train.epochs=1", "--set", "train.batch_size=10")
+    small += ("--set", "train.execution=loop", "--set", "model.name=mlp", "--set")
+    assert cli("run", "quickstart", *small, "data.stream=whole(mnist)", cwd=tmp_path).returncode == 0
+    (first,) = (path.parent for path in tmp_path.rglob("metrics.json"))
+    both = "data.stream=whole(mnist) + whole(notmnist)"
+    assert cli("run", "quickstart", *small, both, "--out", "whole", cwd=tmp_path).returncode == 0
+    (whole,) = (path.parent for path in (tmp_path / "whole").rglob("metrics.json"))
+    store.path_of("mnist").unlink()
+    done = cli("extend", str(first), "--task", "notmnist", "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (ours,) = json.loads(done.stdout)
+    folder = tmp_path / ours["folder"]
+    assert (folder / "config.yaml").read_text() == (whole / "config.yaml").read_text()
+    same((None, [], numbers(folder)[2]), (None, [], numbers(whole)[2]))
+    assert (ours["accuracy_matrix"][1][0], ours["not_scored"]) == (None, [0])
+    assert ours["data_sets"] == numbers(whole)[0]["data_sets"]
+    again = cli("extend", str(first), "--task", "notmnist", "--json", "--quiet", cwd=tmp_path)
+    assert json.loads(again.stdout) == [ours]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codecl.report.formats import duration, size
-from codecl.report.progress import score_words
+from codecl.report.progress import score_words, scored
 from codecl.runs.follow import FollowerView, Liveness, RunSnapshot, Snapshot
 from codecl.runs.metrics import Progress
 
@@ -129,7 +129,7 @@ def _facts(snapshot: Snapshot, width: int) -> Table:
     rows = {
         "steps": steps if now.all_steps else "",
         "loss": loss,
-        "ACC": f"{score_words(now).named(now.acc, '.2f')}{so_far}{kept}" if now.acc is not None else "",
+        "ACC": f"{score_words(now).named(now.acc, '.2f')}{scored(now)}{so_far}{kept}" if now.acc is not None else "",
         "sent": f"{size(now.sent)}, cc {number(now.cc)}{so_far}" if now.sent else "",
         error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",

@@ -99,6 +99,22 @@ def local(
 
 
 @peer.command()
+def learn(
+    folder: Annotated[Path, typer.Argument(metavar="FLEET", help="The fleet's folder, or that of one agent.")],
+    task: Annotated[str, typer.Option(help="A data set's name, a stream as in data.stream, or next: of its own.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where its runs are. Default: as agent.yaml says.")] = None,
+) -> None:
+    """Give a fleet that has ended its next task: agents that are started again learn it, without their old data."""
+    from codecl.peers import next_task
+
+    added = next_task.learn(folder, task, out)
+    typer.echo(f"fleet {added.fleet.name} has learned {added.tasks} tasks; next: {task}")
+    for path in added.written:
+        typer.echo(f"changed {path}")
+    typer.echo(f"copy {added.written[0]} over the one beside each agent.yaml elsewhere, and start every agent again")
+
+
+@peer.command()
 def gather(
     places: Annotated[
         list[str],

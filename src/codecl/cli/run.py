@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -68,6 +68,13 @@ def run(
         raise typer.Exit(outcome.failure.exit_code)
 
 
+class After(NamedTuple):
+    """A finished run to go on from."""
+
+    folder: Path
+    tests: "Callable[[], Mapping[int, Task]]"  # of its tasks, those whose data is here
+
+
 class RunOptions(NamedTuple):
     """What does not change a run's numbers."""
 
@@ -79,7 +86,7 @@ class RunOptions(NamedTuple):
     resume: bool = False  # only go on with what was begun
     again: bool = False
     mu: bool = False  # measured beside training
-    after: Path | None = None  # a finished run to go on from
+    after: After | None = None
     boards: bool = False  # on TensorBoard too,
     boards_to: Path | None = None  # under this folder; None: in the run's own
 
@@ -152,7 +159,9 @@ def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Res
         from codecl.report import tensorboard
 
         board = tensorboard.folder_of(_folder(config, options.out), options.boards_to)
-    done = None if options.again else api.recorded(config, options.out, options.ranks)
+    done = None
+    if not options.again:
+        done = api.recorded(config, options.out, options.ranks, from_start=options.after is None)
     if done is None:
         return _train(config, options, load(config), board)
     if board is not None:
@@ -169,7 +178,9 @@ def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board:
     folder, console = _folder(config, options.out), options.console
     try:
         with training(console, config, folder, options.quiet, board) as on_event:
-            given: dict[str, Any] = {"again": options.again, "after": options.after, "mu": options.mu}
+            given: dict[str, Any] = {"again": options.again, "mu": options.mu}
+            if options.after is not None:
+                given |= {"after": options.after.folder, "tests": options.after.tests()}
             where: dict[str, Any] = {"out": options.out, "device": options.device, "exchange": options.ranks.name}
             return api.run(config, on_event=on_event, tasks=tasks, **where, **given)
     except KeyboardInterrupt:

@@ -177,6 +177,8 @@ def _typed(labels: Tensor, numbers: torch.dtype) -> Tensor:
 
 def source_of(data: Any, about: About, loading: forms.Loading = "auto", workers: int = 0) -> Source:
     """The items of what a caller has, checked: tensors at once, streamed ones as they are read."""
+    if isinstance(data, InMemory | Streamed):
+        return data
     found = forms.loaded(data, about, loading, workers)
     if isinstance(found, Items):
         return Streamed(found, workers)

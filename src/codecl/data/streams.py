@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -222,9 +222,10 @@ def data_sets(stream: str) -> list[str]:
     return names
 
 
-def digest(stream: str) -> str | None:
-    """Of the data set files that a stream is cut from: another file is another run. None where one is missing."""
-    digests = [store.digest(name) for name in data_sets(stream)]
+def digest(stream: str, known: Mapping[str, str]) -> str | None:
+    """Of the data set files that a stream is cut from: another file is another run. None where one is missing, and not
+    `known` from before."""
+    digests = [store.digest(name) or known.get(name) for name in data_sets(stream)]
     return None if None in digests else joined(digests)
 
 

@@ -2,22 +2,21 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from codecl.data import verdicts
-from codecl.errors import DataError
+from codecl.errors import RunFailed
 from codecl.exchange import digest
-from codecl.peers import certificates
+from codecl.peers import certificates, next_task
 from codecl.peers.decisions import Rounds
 from codecl.peers.fleet import Member, check_offered
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.links import Links
+from codecl.peers.next_task import COMMITS, Before
 from codecl.peers.node import Node, OutOfSync
-from codecl.runs import config as configs
 from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_events, recorded
@@ -31,7 +30,14 @@ from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
 from codecl.train.task_start import chooses, task_layout
 
-COMMITS = "commits"  # the folder of what each task left, in the run's own
+
+class Start(NamedTuple):
+    """What an agent goes on from."""
+
+    restarted: bool = False  # in the middle of this run
+    goes_on: bool = False  # with a next task, from what it learned before
+    degraded: bool = False  # already
+    links: events.LinksClosed | None = None  # of the tasks before
 
 
 class Taken(NamedTuple):
@@ -53,25 +59,39 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
     done = recorded(folder, config)
     if done is not None and not again:
         return Taken(done, folder)
-    data = task_data(config, None, device, alone=True)
+    before = next_task.before(member, config, out)
+    past = before.past_tasks(config, device) if before else []
+    data = task_data(config, before.added(config) if before else None, device, alone=True, first=len(past))
     rules, identity = member.fleet.peers, identity_of(member)
     node = partial(Node, identity=identity, rules=rules)
     with compute_settings(device), seeded(config.seed, "trial", device):
-        setup, state = build_setup(config, data, device, exchange=node)
+        setup, state = build_setup(config, data, device, exchange=node, past=past)
     growth = setup.growth.model_copy(update={"min_images": max(rules.min_images, setup.growth.min_images)})
     for task in setup.tasks if setup.method.grows else ():  # what an agent grows goes to strangers, and shows images
         growth.check(task.name, len(task.partition[agent]))
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
-    going_on = not again and _begun(folder, member)
-    labels = labels_of(config, len(setup.tasks), setup.method.each_task_alone, agent)
-    writer = (RunWriter.append if going_on else RunWriter.new)(folder, config, labels)
-    writer.describe(device, setup)
+    going_on = not again and next_task.was_at_work(folder, member)
+    start = Start(restarted=going_on)
+    if before and not going_on:
+        start = _next_start(before, folder, config, setup)
+    labels = labels_of(config, len(setup.heads), setup.method.each_task_alone, agent)
+    writer = (RunWriter.append if going_on or start.goes_on else RunWriter.new)(folder, config, labels)
+    writer.describe(device, setup, before.files if before else {})
     history = _new_history(setup, state, config, member)
-    if going_on:
+    if going_on or start.goes_on:
         history.load(folder / COMMITS, identity.fleet, config.agents, identity.check)
-    with compute_settings(device), seeded(config.seed, f"dropout/{agent}", device):
-        return PeerRun(setup, state, history, writer, member).run()
+    dropout = f"dropout/{agent}/{len(past)}" if past else f"dropout/{agent}"
+    with compute_settings(device), seeded(config.seed, dropout, device):
+        return PeerRun(setup, state, history, writer, member, start).run()
+
+
+def _next_start(before: Before, folder: Path, config: RunConfig, setup: Setup) -> Start:
+    """With a next task, after what this agent learned before, where it still has it."""
+    if not before.begin(folder, config, setup):
+        return Start()
+    links = events.of_type(read_events(before.folder), events.LinksClosed)
+    return Start(goes_on=True, degraded=before.degraded, links=links[-1] if links else None)
 
 
 def identity_of(member: Member) -> NodeIdentity:
@@ -94,28 +114,23 @@ def _own(member: Member) -> RunConfig:
     """The fleet's config, with this agent's own data."""
     config = member.fleet.run_config()
     check_offered(config)
-    if member.settings.data.local_path is None:
-        return config
-    mine = str((member.folder / member.settings.data.local_path).resolve())
-    return configs.validate(configs.merge(config.model_dump(mode="json"), {"data": {"local_path": mine}}))
-
-
-def _begun(folder: Path, member: Member) -> bool:
-    """Whether this agent of this very fleet was at work here before."""
-    with suppress(DataError):
-        first = read_events(folder)[:1]
-        return any(isinstance(event, events.RunStarted) and event.fleet == member.fleet.name for event in first)
-    return False
+    return next_task.with_own_data(config, member)
 
 
 def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) -> History:
     """Without commits; its start is the digest of all that agents have to begin with alike."""
-    heads = {f"{n}/{name}": value for n, head in enumerate(setup.heads) for name, value in head.items()}
-    start = f"{member.fleet.name} {config.digest()} {config.seed} {digest({**state.parameters, **heads})}"
+    versions = [*(earlier.run_config() for earlier in member.fleet.earlier), config]
+    learned = [len(earlier.tasks) for earlier in member.fleet.earlier]
+    first_heads = setup.heads[: learned[0]] if learned else setup.heads
+    heads = {f"{n}/{name}": value for n, head in enumerate(first_heads) for name, value in head.items()}
+    start = f"{member.fleet.name} {versions[0].digest()} {config.seed} {digest({**state.parameters, **heads})}"
     kept = {f"weights/{name}" for name in (*setup.roles.head, *setup.own_norms)}
     kept |= {f"own/{layer.name}/{group}" for layer in setup.roles.layers for group in range(layer.groups)}
-    openings = [number for number, stage in enumerate(stages_of(setup)) if stage.opens]
-    return History(hashlib.sha256(start.encode()).digest(), kept, openings)
+    stages = stages_of(setup)
+    openings = [number for number, stage in enumerate(stages) if stage.opens]
+    over = [sum(stage.task < tasks for stage in stages) for tasks in learned]
+    added = {count: version.digest() for count, version in zip(over, versions[1:], strict=True)}
+    return History(hashlib.sha256(start.encode()).digest(), kept, openings, added)
 
 
 class Stage(NamedTuple):
@@ -126,25 +141,28 @@ class Stage(NamedTuple):
 
 
 def stages_of(setup: Setup) -> list[Stage]:
-    tasks = range(len(setup.tasks))
+    tasks = range(len(setup.heads))
     return [Stage(task, opens) for task in tasks for opens in (True, False) if not opens or chooses(setup, task)]
 
 
 class PeerRun:
     """A run of one agent among peers."""
 
-    def __init__(self, setup: Setup, start: State, history: History, writer: RunWriter, member: Member) -> None:
-        self.setup, self.first, self.history, self.writer, self.member = setup, start, history, writer, member
+    def __init__(
+        self, setup: Setup, first: State, history: History, writer: RunWriter, member: Member, start: Start
+    ) -> None:
+        self.setup, self.first, self.history, self.writer, self.member = setup, first, history, writer, member
+        self.start = start
         assert isinstance(setup.exchange, Node)
         self.node: Node = setup.exchange
         self.stages = stages_of(setup)
-        self.missed = 0
+        self.missed = start.links.missed if start.links else 0
         self._sizes: dict[bytes, int] = {}  # of a row, after this commit
 
     def run(self) -> Taken:
         finished, stages = False, len(self.stages)
-        if self.writer.events or self.history.commits:
-            self.node.journal.degraded = True
+        self.node.journal.degraded = self.start.restarted or self.start.degraded
+        if self.start.restarted:
             self.writer.event(events.MemberChanged(agent=self.node.agent, state="restarted"))
         started = self.writer.labels.started(
             edges=self.setup.topology.edges,
@@ -154,7 +172,8 @@ class PeerRun:
             fleet=self.member.fleet.name,
             data_sets=verdicts.of_stream(self.writer.config.data),
         )
-        self.writer.event(started)
+        if not self.start.goes_on:
+            self.writer.event(started)
         try:
             self.node.open(self.history, stages, _max_bytes(self.setup, self.first), partial(connect, self.member))
             self.node.meet()
@@ -165,7 +184,8 @@ class PeerRun:
             links = self.node.close()
             self._notes()
             status: events.Status = "degraded" if self.node.journal.degraded else "complete"
-            self.writer.event(events.LinksClosed(links=links, missed=self.missed))
+            before = self.start.links.links if self.start.links else {}
+            self.writer.event(events.LinksClosed(links=added_up(before, links), missed=self.missed))
             metrics = self.writer.close(status if finished else "partial")
         return Taken(metrics, self.writer.folder)
 
@@ -173,12 +193,22 @@ class PeerRun:
         """The loop, taken up again wherever the others are when they went on without us."""
         position: TaskPosition | None = None
         while len(self.history.commits) < len(self.stages):
+            if self._lacks_a_past_task:
+                position = self._rejoin()
+                if self._lacks_a_past_task:
+                    task = self._task(len(self.history.commits)) + 1
+                    raise RunFailed(f"task {task} was learned before, and no neighbour was met that still has it")
             try:
                 for event in train(self.setup, self._state(), position):
                     self._record(event)
                 return
             except OutOfSync:
                 position = self._rejoin()
+
+    @property
+    def _lacks_a_past_task(self) -> bool:
+        """Whether the others have learned what this agent cannot train any more."""
+        return self._task(len(self.history.commits)) < len(self.setup.past)
 
     def _rejoin(self) -> TaskPosition | None:
         before = self.history.ids
@@ -196,7 +226,8 @@ class PeerRun:
         carry_AE = at_rest(self.setup, row_AD, point.step).joined()
         if point.agreed:
             return TaskPosition(self.setup.train.epochs, carry_AE, agreed=True)
-        steps = self.setup.tasks[self.stages[len(self.history.commits)].task].steps(self.setup.train.batch_size)
+        task = self.stages[len(self.history.commits)].task
+        steps = self.setup.data(task).steps(self.setup.train.batch_size)
         return TaskPosition(point.step // steps, carry_AE, point.step % steps)
 
     def _ends(self, ids: Sequence[bytes]) -> list[bytes]:
@@ -205,9 +236,9 @@ class PeerRun:
 
     def _rounds(self, stage: int) -> Rounds:
         task, opens = self.stages[stage]
-        if opens:
+        if opens or task < len(self.setup.past):
             return Rounds(0, 0, 0)
-        data, commit = self.setup.tasks[task], self.history.newest_id
+        data, commit = self.setup.data(task), self.history.newest_id
         if commit not in self._sizes:
             self._sizes[commit] = task_layout(self.setup, self._state(), data).size
         training = self.setup.train.epochs * data.steps(self.setup.train.batch_size)
@@ -246,7 +277,17 @@ class PeerRun:
             self.writer.event(note.model_copy(update={"task": self._task(note.task or 0), "tasks": tasks}))
 
     def _task(self, stage: int) -> int:
-        return self.stages[stage].task if stage < len(self.stages) else len(self.setup.tasks)
+        return self.stages[stage].task if stage < len(self.stages) else len(self.setup.heads)
+
+
+def added_up(*links: Mapping[str, events.LinkBytes]) -> dict[str, events.LinkBytes]:
+    """By neighbour, what went over the links of several sessions."""
+    out: dict[str, events.LinkBytes] = {}
+    for peer, count in (item for of_session in links for item in of_session.items()):
+        known = out.get(peer, events.LinkBytes())
+        fields = events.LinkBytes.model_fields
+        out[peer] = events.LinkBytes(**{name: getattr(known, name) + getattr(count, name) for name in fields})
+    return out
 
 
 def spans(missed: Iterable[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:

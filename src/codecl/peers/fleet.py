@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError
 from codecl.exchange import topology as topologies
 from codecl.peers import certificates
@@ -47,6 +48,16 @@ class Address(BaseModel, frozen=True, extra="forbid"):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Earlier(BaseModel, frozen=True, extra="forbid"):
+    """What a fleet had learned before more tasks were added."""
+
+    config: dict[str, Any] = Field(description="the RunConfig, as it was")
+    tasks: tuple[TaskInfo, ...] = Field(min_length=1, description="that it had learned")
+
+    def run_config(self) -> RunConfig:
+        return configs.parse(self.config)
+
+
 class Fleet(BaseModel, frozen=True, extra="forbid", populate_by_name=True):
     """What all agents know. Checked whole: the digest, the number of addresses, every certificate."""
 
@@ -57,6 +68,7 @@ class Fleet(BaseModel, frozen=True, extra="forbid", populate_by_name=True):
     peers: PeersConfig = PeersConfig()
     addresses: tuple[Address, ...] = Field(description="by agent")
     authority: str = Field(description="PEM: who signed the agents' certificates")
+    earlier: tuple[Earlier, ...] = Field((), description="before tasks were added, by `codecl peer learn`")
 
     def run_config(self) -> RunConfig:
         return configs.parse(self.config)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
@@ -109,21 +110,34 @@ def best(commits: Iterable[Commit]) -> Commit | None:
 
 class History:
     """The commits of all stages so far, each following the one before. All of what the newest task left and of the
-    opening after it is kept, of others the `kept` tensors. `openings`: the stages that open a task."""
+    opening after it is kept, of others the `kept` tensors. `openings`: the stages that open a task. `added`: after how
+    many commits more tasks were added, and by which config (its digest): only agents with the same ones go on together.
+    """
 
-    def __init__(self, start: bytes, kept: Collection[str], openings: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        start: bytes,
+        kept: Collection[str],
+        openings: Collection[int] = (),
+        added: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self.start, self.kept, self.commits = start, frozenset(kept), list[Commit]()
-        self.openings = frozenset(openings)
+        self.openings, self.added = frozenset(openings), dict(added)
         self.candidates: list[Commit] = []  # that arrived and may be taken
 
     @property
     def ids(self) -> list[bytes]:
         """Law: one more than stages that are over; agents with equal ids hold equal states."""
-        return [self.start, *(commit.id for commit in self.commits)]
+        return [self._id(number) for number in range(len(self.commits) + 1)]
 
     @property
     def newest_id(self) -> bytes:
-        return self.commits[-1].id if self.commits else self.start
+        return self._id(len(self.commits))
+
+    def _id(self, number: int) -> bytes:
+        """After so many commits."""
+        id = self.commits[number - 1].id if number else self.start
+        return hashlib.sha256(id + self.added[number].encode()).digest() if number in self.added else id
 
     def lacking(self, ids: Sequence[bytes]) -> list[Commit]:
         """The commits that one with these ids does not have."""
@@ -193,7 +207,8 @@ class History:
     def add_candidate(self, commit: Commit) -> None:
         """Kept once, all of it rather than some. Law: what is kept is bounded."""
         is_known = any(known.id == commit.id and known.is_complete >= commit.is_complete for known in self.candidates)
-        if not is_known and (commit.id not in self.ids or self.is_completed_by(commit)):
+        taken = [known.id for known in self.commits]
+        if not is_known and (commit.id not in taken or self.is_completed_by(commit)):
             others = [known for known in self.candidates if known.id != commit.id]
             self.candidates = [*others[1 - MAX_CANDIDATES :], commit]
 

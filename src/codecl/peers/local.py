@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from codecl.errors import CodeclError, RunFailed
+from codecl.errors import CodeclError, ConfigError, RunFailed
 from codecl.files import is_locked, write_text
 from codecl.peers import agent as peer
 from codecl.peers import fleet
@@ -54,6 +54,11 @@ def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> 
     known = None
     with suppress(CodeclError):
         known = None if again else fleet.read(files[0]).fleet
+    if known is not None and known.earlier:
+        raise ConfigError(
+            f"{folder}: this fleet was given more tasks since; start its agents with `codecl agent`, or start anew with"
+            " --again"
+        )
     if known is None or known.digest != config.digest():
         shutil.rmtree(folder, ignore_errors=True)
         return fleet.init(config, addresses, rules, folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codecl.errors import ConfigError
-from codecl.report.configurations import Score, finished, kept_percent, ms_per_step, not_original
+from codecl.report.configurations import Score, finished, kept_percent, ms_per_step, remarks
 from codecl.report.formats import UNKNOWN, Column, Sheet, spread_of_bytes, with_spread
 from codecl.report.score_words import ScoreWords
 from codecl.runs.config import RunConfig
@@ -96,6 +96,11 @@ class Side(NamedTuple):
     def score(self) -> str:
         return next(iter(self.runs.values())).score
 
+    @property
+    def not_scored(self) -> set[int]:
+        """Tasks that ACC and BWT of one of the runs leave out."""
+        return {task for run in self.runs.values() for task in run.not_scored or ()}
+
     def values(self, value: Value) -> BySeed:
         values = {seed: value(run) for seed, run in sorted(self.runs.items())}
         return {seed: float(known) for seed, known in values.items() if known is not None and math.isfinite(known)}
@@ -164,7 +169,7 @@ def quantities(a: Side, b: Side) -> list[Quantity]:
         over_all("bwt", words.title("BWT"), lambda run: run.bwt, spread),
     ]
     scores = [
-        *(of_score if words.name else []),
+        *(of_score if words.name and a.not_scored == b.not_scored else []),
         over_all("cc", "cc", lambda run: run.traffic.cc),
         over_all("cc_reference", "cc_reference", lambda run: run.traffic.cc_reference),
         over_all("kept_percent", "kept %", kept_percent, partial(with_spread, digits=".1f")),
@@ -206,7 +211,9 @@ def about(comparison: Comparison) -> list[str]:
         )
     if a.score != b.score:
         lines.append(f"A is scored with {a.score}, B with {b.score}: their scores do not compare")
-    others = [not_original(side.runs.values()) for side in (a, b)]
+    if a.not_scored != b.not_scored:
+        lines.append("A and B were not scored on the same tasks at the end: ACC and BWT are left out")
+    others = [remarks(side.runs.values()) for side in (a, b)]
     if others[0] == others[1]:
         return lines + others[0]
     return lines + [f"{name}: {line}" for name, of_side in zip("AB", others, strict=True) for line in of_side]

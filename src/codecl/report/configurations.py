@@ -160,6 +160,23 @@ def not_original(runs: Iterable[Metrics]) -> list[str]:
     return list(dict.fromkeys(f"{name}: {how}" for run in runs for name, how in run.not_original.items()))
 
 
+def not_scored(runs: Iterable[Metrics]) -> list[str]:
+    """A line for each run whose ACC and BWT are not over all of its tasks."""
+    lines = []
+    for run in runs:
+        if run.not_scored:
+            tasks = ", ".join(str(task + 1) for task in run.not_scored)
+            name = f"{run.benchmark}, {run.method}, {run.topology} {run.agents}, seed {run.seed}"
+            lines.append(f"{name}: not scored again at the end: tasks {tasks}; ACC and BWT are over the others")
+    return list(dict.fromkeys(lines))
+
+
+def remarks(runs: Iterable[Metrics]) -> list[str]:
+    """What a reader of scores has to know, a line each."""
+    known = list(runs)
+    return [*not_original(known), *not_scored(known)]
+
+
 def group(runs: Sequence[Run]) -> list[Configuration]:
     """The configurations of some runs, in the order of their first runs.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from codecl.errors import ConfigError
 from codecl.report.commands import NOT_SAID, as_set, changed, command
-from codecl.report.configurations import Configuration, group, kept_percent, not_original
+from codecl.report.configurations import Configuration, group, kept_percent, not_original, remarks
 from codecl.report.figures import Points, Series
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.report.score_words import ScoreWords
@@ -136,7 +136,7 @@ def sheet(rows: Sequence[Choice], commands: bool = False) -> Sheet:
         columns.append(Column("status", statuses, words=True))
     if commands:
         columns.append(Column("command", [command(one.runs) or UNKNOWN for one in configurations], words=True))
-    lines = [NOTE, *not_original(run.metrics for one in configurations for run in one.runs)]
+    lines = [NOTE, *remarks(run.metrics for one in configurations for run in one.runs)]
     return Sheet("trade-off", columns, "\n".join(lines), [_record(row) for row in rows])
 
 

@@ -61,6 +61,8 @@ def _acc(one: Configuration) -> float | None:
 def _kept(first: Configuration, others: Sequence[Configuration]) -> str:
     """What is known at the end and what was forgotten, of one method and of those to compare it with."""
     tasks = "its one task" if first.metrics.tasks == 1 else f"its {first.metrics.tasks} tasks"
+    if first.metrics.not_scored:
+        tasks = f"{first.metrics.tasks - len(first.metrics.not_scored)} of {tasks} (the others were not scored again)"
     gets = "gets" if first.metrics.each_task_alone else "ends at"
     said = f"{_called(first, others)} {gets} {_score(first)} on {tasks}{_forgot(first)}."
     rest = [f"{_called(one, [first, *others])} {_score(one)}{_forgot(one)}" for one in others]

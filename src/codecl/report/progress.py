@@ -66,7 +66,7 @@ def line(now: Progress, remaining: str) -> str:
         f"task {now.opened}/{now.tasks}" if now.opened else "",
         f"epoch {now.epoch}/{now.epochs}" if now.phase == "training" and now.epoch else "",
         f"loss {now.losses[-1]:.3f}" if now.losses else "",
-        f"ACC {score_words(now).named(now.acc, '.2f')}" if now.acc is not None else "",
+        f"ACC {score_words(now).named(now.acc, '.2f')}{scored(now)}" if now.acc is not None else "",
         f"cc {now.cc:.2f}" if now.cc else "",
         f"sent {size(now.sent)}",
         f"kept {now.kept_percent:.1f} %" if now.acc is not None and now.kept_percent else "",
@@ -75,6 +75,13 @@ def line(now: Progress, remaining: str) -> str:
         f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
     ]
     return " · ".join(filter(None, words))
+
+
+def scored(now: Progress) -> str:
+    """Where ACC is not over all tasks so far."""
+    many = sum(score is not None for score in now.known)
+    alone = now.about is not None and now.about.each_task_alone  # each was scored when it was learned
+    return "" if alone or many == len(now.known) else f" ({many} of {len(now.known)} tasks, others not scored again)"
 
 
 def score_words(now: Progress) -> ScoreWords:

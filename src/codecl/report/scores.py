@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from codecl.report.configurations import Configuration, group, not_original
+from codecl.report.configurations import Configuration, group, remarks
 from codecl.report.score_words import ScoreWords
 from codecl.report.tables import in_order, results
 from codecl.runs.reader import Run
@@ -69,7 +69,7 @@ def scores(runs: Sequence[Run], paper: bool) -> Scores:
     titles = [Title(column.title, column.words) for column in columns]
     words = ScoreWords.of(run.metrics for run in runs)
     explained = [(name, words.put(meaning)) for name, meaning in terms(titles)]
-    return Scores(titles, [one for one in groups if one.rows], explained, not_original(run.metrics for run in runs))
+    return Scores(titles, [one for one in groups if one.rows], explained, remarks(run.metrics for run in runs))
 
 
 def _row(configuration: Configuration, cells: Sequence[str]) -> Row:

@@ -14,7 +14,16 @@ from rich.table import Table
 
 from codecl.errors import ConfigError
 from codecl.report import formats
-from codecl.report.configurations import Configuration, Score, group, kept_percent, ms_per_step, not_original
+from codecl.report.configurations import (
+    Configuration,
+    Score,
+    group,
+    kept_percent,
+    ms_per_step,
+    not_original,
+    not_scored,
+    remarks,
+)
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.report.score_words import ScoreWords
 from codecl.runs.config import preset
@@ -48,7 +57,7 @@ def results(runs: Sequence[Run], paper: bool = False) -> Sheet:
     if {*statuses} != {"complete"}:
         columns.append(Column("status", statuses, words=True))
     words = ScoreWords.of(run.metrics for run in runs)
-    lines = [PAPER_NOTE if paper else words.put(NOTE), *not_original(run.metrics for run in runs)]
+    lines = [PAPER_NOTE if paper else words.put(NOTE), *remarks(run.metrics for run in runs)]
     records = [_record(row, paper) for row in rows]
     if words.name != "accuracy":
         records = [record | {"score": row.metrics.score} for record, row in zip(records, rows, strict=True)]
@@ -136,6 +145,7 @@ def _record(row: Configuration, paper: bool) -> dict[str, Any]:
         "kept_percent": row.score(kept_percent).mean,
         "ms_per_iteration": row.score(ms_per_step).mean,
         **(_paper_record(row) if paper else {}),
+        "not_scored": "; ".join(not_scored(run.metrics for run in row.runs)),
         "not_original": "; ".join(not_original(run.metrics for run in row.runs)),
     }
 
@@ -168,7 +178,8 @@ def beside(configuration: Configuration) -> dict[str, Beside]:
     for name, value in OURS.items():
         ours, paper = configuration.score(value), printed.get(name, Score())
         difference = None
-        if run.status != "partial" and ours.mean is not None and paper.mean is not None:
+        of_all = run.status != "partial" and not (run.not_scored and name != "cc")
+        if of_all and ours.mean is not None and paper.mean is not None:
             difference = ours.mean - paper.mean
         out[name] = Beside(ours, paper, difference)
     return out
@@ -226,10 +237,12 @@ def _learned_and_now(run: Metrics, task: int) -> str:
     if task >= len(matrix):
         return UNKNOWN
     learned, now = matrix[task][task], matrix[-1][task]
-    if learned is None or now is None:
+    if learned is None:
         return UNKNOWN
     words = ScoreWords.of([run])
     digits = ".1f" if words.percent else words.digits
+    if now is None:
+        return f"{learned:{digits}} → {UNKNOWN}"
     tone = "red" if now < learned - words.some(3, learned) else "green"
     return f"{learned:{digits}} → [{tone}]{now:{digits}}[/]"
 
@@ -240,7 +253,7 @@ def in_words(runs: Sequence[Metrics]) -> str:
     if len(by_method) != len(runs) or not {"codec", "dpsgd"} <= set(by_method):
         return ""
     codec, dpsgd = by_method["codec"], by_method["dpsgd"]
-    if codec.bwt is None or dpsgd.bwt is None or codec.traffic.cc is None:
+    if codec.bwt is None or dpsgd.bwt is None or codec.traffic.cc is None or codec.not_scored != dpsgd.not_scored:
         return ""
     sent, full = codec.traffic.sent_bytes, codec.traffic.full_bytes
     return (

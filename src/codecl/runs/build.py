@@ -15,6 +15,7 @@ from torch import nn
 
 import codecl
 from codecl.data import store, streams
+from codecl.data.past import PastTask
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
@@ -89,8 +90,18 @@ def load_tasks(config: RunConfig, alone: bool = False, read: ReadStream = read_s
     tasks = read(data.stream, data.local_path)
     if data.tasks is not None and data.tasks > len(tasks):
         raise ConfigError(f"data.tasks: {data.tasks} is more than the {len(tasks)} tasks of the stream")
-    selected = tasks[: data.tasks]
-    return [task._replace(mean=data.mean, std=data.std) for task in selected] if data.mean else selected
+    return scaled(config, tasks[: data.tasks])
+
+
+def scaled(config: RunConfig, tasks: Sequence[Task]) -> list[Task]:
+    """Tasks with the scale of the config, where it states one."""
+    data = config.data
+    return [task._replace(mean=data.mean, std=data.std) for task in tasks] if data.mean else list(tasks)
+
+
+def task_options(config: RunConfig, device: torch.device) -> TaskOptions:
+    dtype = getattr(torch, config.dtype)
+    return TaskOptions(config.agents, config.seed, dtype, device, config.data, config.train.targets)
 
 
 def check_files(data: DataConfig) -> None:
@@ -107,14 +118,14 @@ def check(config: RunConfig, tasks: Sequence[Task] | None = None) -> None:
 
 
 def task_data(
-    config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False
+    config: RunConfig, tasks: Sequence[Task] | None, device: torch.device, alone: bool = False, first: int = 0
 ) -> list[TaskData]:
-    """The tasks of a config on the device, checked, with a shard for each agent; `alone`: own data is its shard."""
+    """The tasks of a config on the device, checked, with a shard for each agent; `alone`: own data is its shard.
+    `first`: the number of the first of these `tasks`, which come after others."""
     read = read_stream if tasks is None else lambda *_: list(tasks)
-    selected = load_tasks(config, alone, read)
-    dtype = getattr(torch, config.dtype)
-    options = TaskOptions(config.agents, config.seed, dtype, device, config.data, config.train.targets)
-    data = [TaskData(index, task, options) for index, task in enumerate(selected)]
+    selected = scaled(config, tasks) if tasks is not None and first else load_tasks(config, alone, read)
+    options = task_options(config, device)
+    data = [TaskData(index, task, options) for index, task in enumerate(selected, first)]
     for task in data:
         task.steps(config.train.batch_size)
     return data
@@ -141,10 +152,14 @@ def build_setup(
     module: nn.Module | None = None,
     exchange: BuildExchange = Simulated,
     topology: Topology | None = None,
+    past: Sequence[PastTask] = (),
 ) -> tuple[Setup, State]:
-    """Build and check everything that the loop needs. `module` and `topology` replace those that the config names."""
+    """Build and check everything that the loop needs. `module` and `topology` replace those that the config names;
+    `past`: tasks that were learned before these."""
     dtype = getattr(torch, config.dtype)
-    module = module if module is not None else build_model(config, tasks[0].shape, tasks[0].classes)
+    infos = [*(task.describe() for task in past), *(task.describe() for task in tasks)]
+    if module is None:
+        module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
     module = stateless_copy(module).to(device, dtype)
     sample = tasks[0].first(min(2, tasks[0].train.size))
@@ -156,7 +171,7 @@ def build_setup(
         module=module,
         roles=roles,
         tasks=tasks,
-        heads=[_head(first_head, roles.outputs, data, config.seed) for data in tasks],
+        heads=[_head(first_head, roles.outputs, n, info.classes, config.seed) for n, info in enumerate(infos)],
         topology=topology,
         exchange=exchange(topology, dtype, device),
         method=config.method.build(),
@@ -168,6 +183,7 @@ def build_setup(
         own_norms=roles.norms if config.norms == "own" else (),
         seed=config.seed,
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
+        past=past,
     )
     start = State(values, (), {})
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
@@ -181,7 +197,8 @@ def build_setup(
 def _check_share(setup: Setup) -> None:
     """`own.share` leaves room for at least one direction."""
     share, layers = setup.own.share, setup.roles.layers
-    for data in setup.tasks[1:] if share is not None and layers else ():
+    later = [data for data in setup.tasks if data.index > 0]
+    for data in later if share is not None and layers else ():
         smallest = min(layer.inputs + layer.outputs for layer in layers)
         if own_room(setup, data) < smallest:
             least = math.ceil(1000 * (kept_size(setup, data) + smallest) / max(1, body_size(setup))) / 1000
@@ -191,22 +208,22 @@ def _check_share(setup: Setup) -> None:
             )
 
 
-def _head(given: Parameters, outputs: int, data: TaskData, seed: int) -> Parameters:
+def _head(given: Parameters, outputs: int, task: int, classes: int, seed: int) -> Parameters:
     """A task's head: a copy of the given one, drawn anew from the seed where the task has another number of classes."""
-    if not given or data.classes == outputs:
+    if not given or classes == outputs:
         return {name: value.clone() for name, value in given.items()}
-    generator = spawn(seed, "head", data.index)
+    generator = spawn(seed, "head", task)
     bound = max(value[0].numel() for value in given.values()) ** -0.5
     head = {}
     for name, value in given.items():  # as nn.Linear does it
-        drawn = torch.empty(data.classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
+        drawn = torch.empty(classes, *value.shape[1:]).uniform_(-bound, bound, generator=generator)
         head[name] = drawn.to(value)
     return head
 
 
 def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
     """Every task's images and classes fit the module, in every batch that will come; it changes no buffers."""
-    if len(setup.tasks) > 1 and not (setup.roles.layers or setup.roles.head or setup.roles.dense):
+    if len(setup.heads) > 1 and not (setup.roles.layers or setup.roles.head or setup.roles.dense):
         raise ConfigError("model: nothing trains after the first task (all is frozen and there is no head of its own)")
     trial = copy.deepcopy(setup.module)
     before = _buffers(trial)

@@ -61,6 +61,8 @@ class Checkpoint(NamedTuple):
     step: int  # steps of all tasks so far
     events: int  # bytes of events.jsonl that belong to it
     generators: Mapping[str, Tensor]  # of dropout, by device: a row an agent
+    head: Mapping[str, Tensor] = {}  # as the module had it before any task
+    buffers: Mapping[str, Tensor] = {}  # of the module
 
 
 def write(folder: Path, point: Checkpoint) -> None:
@@ -145,14 +147,15 @@ def from_tensors(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkp
     kept = [Kept(*(under(f"{part}/{number}/") for part in KEPT)) for number in range(facts["finished"])]
     state = State(under("parameters/"), tuple(kept), under("memory/"), under("open/"))
     position = None if facts["epoch"] is None else TaskPosition(facts["epoch"], held["carry_AE"])
-    return Checkpoint(state, position, facts["step"], facts["events"], under("generators/"))
+    module = under("head/"), under("buffers/")
+    return Checkpoint(state, position, facts["step"], facts["events"], under("generators/"), *module)
 
 
 def tensors_of(point: Checkpoint) -> dict[str, Tensor]:
     """Every tensor under a name that says where it belongs."""
     state = point.state
     groups = {"parameters": state.parameters, "memory": state.memory, "generators": point.generators}
-    groups["open"] = state.directions
+    groups |= {"open": state.directions, "head": point.head, "buffers": point.buffers}
     for number, kept in enumerate(state.kept):
         groups |= {f"{part}/{number}": tensors for part, tensors in zip(KEPT, kept, strict=True)}
     named = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}

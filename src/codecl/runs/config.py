@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from codecl.data import streams
+from codecl.data import store, streams
 from codecl.data.task import DataConfig
 from codecl.errors import ConfigError
 from codecl.exchange.messages import MessageConfig
@@ -233,10 +233,18 @@ def _check_optimizer(config: RunConfig, method: Method) -> None:
         )
 
 
-def stream_digest(data: DataConfig) -> str | None:
-    """Of the code and the files behind a stream, or behind each of several; not of an agent's own files."""
+def stream_digest(data: DataConfig, known: Mapping[str, str] | None = None) -> str | None:
+    """Of the code and the files behind a stream, or behind each of several; not of an agent's own files. `known`: of
+    files that may be gone."""
     codes = [source_digest("data.stream", streams.STREAMS, part) for part in data.stream.split(streams.PLUS)]
-    return streams.joined([*codes, None if data.local_path else streams.digest(data.stream)])
+    return streams.joined([*codes, None if data.local_path else streams.digest(data.stream, known or {})])
+
+
+def data_files(data: DataConfig, known: Mapping[str, str]) -> dict[str, str]:
+    """Digests of the data set files behind a stream, by name; of one that is gone, as it is `known`."""
+    names = [] if data.local_path else streams.data_sets(data.stream)
+    digests = {name: store.digest(name) or known.get(name) for name in names}
+    return {name: digest for name, digest in digests.items() if digest}
 
 
 def parse(fields: Fields) -> RunConfig:

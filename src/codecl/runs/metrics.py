@@ -22,7 +22,7 @@ from codecl.train.events import (
     of_type,
 )
 
-Rows = Sequence[Sequence[float] | None]
+Rows = Sequence[Sequence[float | None] | None]  # an entry of None: the task was not scored again
 T = TypeVar("T", bound=InTask)
 PHASES = {
     "run": "starting",
@@ -73,6 +73,7 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
         missed=links[0].missed if links else None,
         links=links[0].links if links else None,
         data_sets=started[0].data_sets if started else None,
+        not_scored=not_scored(scores, labels.each_task_alone) or None,
     )
 
 
@@ -98,19 +99,25 @@ def rows(events: Sequence[Recorded]) -> Rows:
 
 
 def acc(rows: Rows, each_task_alone: bool = False) -> float | None:
-    """ACC = (1/T) Σ A_T,i; of tasks alone: the diagonal."""
+    """ACC = (1/T) Σ A_T,i, of the tasks that were scored; of tasks alone: the diagonal."""
     known = [row for row in rows if row]
-    if not known:
-        return None
-    scores = [row[-1] for row in known] if each_task_alone else known[-1]
-    return sum(scores) / len(scores)
+    last = known[-1] if known else []
+    scores = [score for score in ([row[-1] for row in known] if each_task_alone else last) if score is not None]
+    return sum(scores) / len(scores) if scores else None
 
 
 def bwt(rows: Rows) -> float | None:
-    """BWT = 1/(T-1) Σ_{i<T} A_T,i - A_i,i, of the tasks whose A_i,i is known. None before the second task."""
+    """BWT = 1/(T-1) Σ_{i<T} A_T,i - A_i,i, where both are known. None before the second task."""
     last = rows[-1] if rows else None
-    changes = [last[i] - row[i] for i, row in enumerate(rows[:-1]) if row and last]
+    pairs = [(last[i], row[i]) for i, row in enumerate(rows[:-1]) if row and last]
+    changes = [now - then for now, then in pairs if now is not None and then is not None]
     return sum(changes) / len(changes) if changes else None
+
+
+def not_scored(rows: Rows, each_task_alone: bool) -> list[int]:
+    """The tasks that ACC does not count: they were learned, and their test data was not there at the end."""
+    last = next((row for row in reversed(rows) if row), ())
+    return [] if each_task_alone else [task for task, score in enumerate(last) if score is None]
 
 
 def traffic(events: Sequence[Recorded]) -> Traffic:
@@ -164,7 +171,7 @@ class Progress(NamedTuple):
     losses: Sequence[float] = ()  # a mean over agents an epoch
     loss: Sequence[float] = ()  # by agent, now
     learned: Sequence[float | None] = ()  # accuracy of each task when its training ended
-    known: Sequence[float] = ()  # and now
+    known: Sequence[float | None] = ()  # and now; None: not scored again
     acc: float | None = None
     sent: int = 0
     cc: float | None = None
@@ -194,7 +201,7 @@ def progress(events: Sequence[Recorded], epochs: int) -> Progress:
         ended=bounds[-1].status if isinstance(bounds[-1], RunEnded) else None,
         tasks=about.tasks,
         learned=[row[task] for task, row in enumerate(matrix)],
-        known=[score for score in matrix[-1] if score is not None] if matrix else [],
+        known=matrix[-1][: len(matrix)] if matrix else [],
         acc=so_far.acc,
         sent=so_far.traffic.sent_bytes,
         cc=so_far.traffic.cc,

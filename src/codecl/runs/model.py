@@ -58,7 +58,7 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     path = Path(folder)
     config = read_config(path)
     if model is None:
-        model = _recorded_model(path, config)
+        model = recorded_model(path, config)
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model of task {task + 1} (index {task}: the first task has index 0)")
@@ -80,7 +80,7 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     return module.eval()
 
 
-def _recorded_model(path: Path, config: RunConfig) -> nn.Module:
+def recorded_model(path: Path, config: RunConfig) -> nn.Module:
     """The model that a config names, if it can still be built and its code is what it was."""
     if config.model.name == "own":
         raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")

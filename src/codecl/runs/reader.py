@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from codecl.space.layers import Layer
 
 EVENTS = "events.jsonl"
+BEFORE = ".before"  # in a run folder whose next task is being learned: how it was after the last
 AGENT = re.compile(r"agent-\d+")  # the folder of a peer
 FROM_WORST: tuple[Status, ...] = ("partial", "degraded", "complete")
 
@@ -64,7 +65,8 @@ def find_runs(paths: Sequence[Path], marks: Sequence[str] = ("metrics.json",)) -
     for path in paths:
         if not path.exists():
             raise DataError(f"{path}: no such folder")
-        runs = sorted({file.parent for mark in marks for file in path.rglob(mark)})
+        found = {file.parent for mark in marks for file in path.rglob(mark)}
+        runs = sorted(folder for folder in found if not folder.name.startswith(BEFORE))
         if not runs:
             what = "finished runs" if len(marks) == 1 else "runs"
             raise DataError(f"{path}: no {what} in it (no {' or '.join(marks)})")
@@ -169,6 +171,20 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
         if tasks:
             return tasks
     raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
+
+
+def read_files(folder: Path) -> dict[str, str]:
+    """Digests of the data set files that a recorded run read, by name."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8")).get("files", {}))
+    return {}
+
+
+def read_structure(folder: Path) -> dict[str, list[str]]:
+    """Of the module of a recorded run; empty: recorded before it was."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8")).get("structure", {}))
+    return {}
 
 
 def read_layers(folder: Path, parameters: Mapping[str, "Tensor"]) -> list["Layer"]:

@@ -80,7 +80,8 @@ class Metrics(Labels):
     status: Status
     acc: float | None
     bwt: float | None
-    accuracy_matrix: Sequence[Sequence[float | None]]  # row t: scores after task t; None where not yet seen
+    # row t: scores after task t; None where not yet seen, or not scored again
+    accuracy_matrix: Sequence[Sequence[float | None]]
     traffic: Traffic
     consensus_error_by_task: Sequence[float | None]  # before agreement
     free_by_task: Sequence[Mapping[str, int]]  # entry t: free while task t trained
@@ -95,6 +96,8 @@ class Metrics(Labels):
     links: Mapping[str, LinkBytes] | None = None
     recorded_agents: int | None = None  # of a fleet: whose records were read
     data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
+
+    not_scored: Sequence[int] | None = None  # tasks (from 0) that acc and bwt leave out: their test data was not there
 
     @property
     def kept_share(self) -> float | None:

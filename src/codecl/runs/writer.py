@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from codecl.files import lock, write_text
 from codecl.runs import checkpoint
 from codecl.runs.build import environment
 from codecl.runs.checkpoint import Checkpoint
-from codecl.runs.config import RunConfig, preset, resolve
+from codecl.runs.config import RunConfig, data_files, preset, resolve
 from codecl.runs.metrics import last_of_task, metrics
 from codecl.runs.model import save_model
-from codecl.runs.reader import EVENTS, lasted_s, read_events
+from codecl.runs.own import structure
+from codecl.runs.reader import BEFORE, EVENTS, lasted_s, read_events
 from codecl.runs.schema import Labels, Metrics
+from codecl.space.layout import Parameters
 from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, Status, TaskOpened, of_type
 from codecl.train.state import Setup, State, TaskPosition
 
@@ -97,6 +100,7 @@ class RunWriter:
         self.events = read_events(folder)  # all that are recorded
         self._began = time.time() - lasted_s(self.events)
         self._lock = handle
+        self._module: tuple[Parameters, Parameters] = ({}, {})  # the head before any task, buffers
         self._file = (folder / EVENTS).open("a", encoding="utf-8")
 
     @classmethod
@@ -128,9 +132,10 @@ class RunWriter:
                 _start(folder, config)
             return cls(folder, config, labels, handle)
 
-    def describe(self, device: torch.device, setup: Setup) -> None:
-        """The environment, beside those of earlier processes of the run; and what predictions need of each task and of
-        the layers that carry coordinates."""
+    def describe(self, device: torch.device, setup: Setup, files: Mapping[str, str] = MappingProxyType({})) -> None:
+        """The environment, beside those of earlier processes of the run; what predictions need of each task and of the
+        layers that carry coordinates; and what a next task needs: of the module, and of data set files (`files`: of
+        those that may be gone by now)."""
         path = self.folder / "environment.json"
         values = environment(device)
         if self.point:
@@ -138,9 +143,12 @@ class RunWriter:
                 earlier = json.loads(path.read_text(encoding="utf-8"))
                 values["before"] = [*earlier.pop("before", []), earlier]
         _write(path, values)
-        tasks = [data.describe().model_dump(mode="json") for data in setup.tasks]
+        head = {name: setup.module.get_parameter(name) for name in setup.roles.head}
+        self._module = head, dict(setup.module.named_buffers())
+        tasks = [data.describe().model_dump(mode="json") for data in setup.all_tasks]
         layers = [{name: getattr(layer, name) for name in NEEDED} for layer in setup.roles.layers]
-        _write(self.folder / "model" / "tasks.json", {"tasks": tasks, "layers": layers})
+        about = {"tasks": tasks, "layers": layers, "structure": structure(setup.module)}
+        _write(self.folder / "model" / "tasks.json", {**about, "files": data_files(self.config.data, files)})
 
     def event(self, event: Event) -> None:
         """Append a line to events.jsonl, and the event to `events`. A task that is resumed was opened before."""
@@ -163,7 +171,7 @@ class RunWriter:
         steps = sum(epoch.step for epoch in last_of_task(of_type(self.events, EpochEnded)))
         try:
             os.fsync(self._file.fileno())
-            point = Checkpoint(state, position, steps, self._file.tell(), generators)
+            point = Checkpoint(state, position, steps, self._file.tell(), generators, *self._module)
             checkpoint.write(self.folder / "checkpoint", point)
         except (OSError, SafetensorError) as error:
             why = getattr(error, "strerror", None) or error
@@ -179,6 +187,7 @@ class RunWriter:
             _write(self.folder / "metrics.json", out.dump())
             if status == "complete":
                 checkpoint.keep(self.folder / "checkpoint", 1)  # more tasks go on from its end
+                shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
             return out
         finally:
             with suppress(OSError):
@@ -189,14 +198,19 @@ class RunWriter:
 Writer = RunWriter | NullWriter
 
 
-def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded]) -> int:
-    """A run folder that holds these events and nothing more yet; gives their bytes."""
+def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded], point: Checkpoint | None) -> None:
+    """A run folder to resume from here, with these events and nothing after them. In one that keeps how it was, the
+    config changes last: until then nothing is lost."""
     text = "".join(map(_line, events))
-    with _locked(folder) as handle:
-        _start(folder, config)
+    with kept_alone(folder):
+        if (folder / BEFORE).is_dir():
+            _remove([folder / "metrics.json", folder / "checkpoint"])
+        else:
+            _start(folder, config)
         write_text(folder / EVENTS, text)
-    _unlock(handle)
-    return len(text.encode())
+        if point is not None:
+            checkpoint.write(folder / "checkpoint", point._replace(events=len(text.encode())))
+        write_text(folder / "config.yaml", config.dump())
 
 
 def _line(event: Recorded) -> str:
@@ -219,6 +233,14 @@ def _locked(folder: Path) -> Iterator[int | None]:
         raise ConfigError(f"out: {folder} cannot be written ({error.strerror or error})") from error
 
 
+@contextmanager
+def kept_alone(folder: Path) -> Iterator[None]:
+    """The folder, made, and locked in here."""
+    with _locked(folder) as handle:
+        yield
+    _unlock(handle)
+
+
 def _unlock(handle: int | None) -> None:
     if handle is not None:
         os.close(handle)
@@ -226,14 +248,18 @@ def _unlock(handle: int | None) -> None:
 
 def _start(folder: Path, config: RunConfig) -> None:
     """A folder with this config. What a run wrote is gone, what others put there stays."""
-    written = [folder / name for name in ("metrics.json", EVENTS, "environment.json", "checkpoint", "model")]
+    written = [folder / name for name in ("metrics.json", EVENTS, "environment.json", "checkpoint", "model", BEFORE)]
     # the config last: a folder that was left half cleared is still known as this run's
-    for path in (*written, *folder.glob("*.part"), folder / "config.yaml"):
+    _remove([*written, *folder.glob("*.part"), folder / "config.yaml"])
+    write_text(folder / "config.yaml", config.dump())
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    write_text(folder / "config.yaml", config.dump())
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ def mu_of(setup: Setup, agents: Agents, task: int, live: LiveEpoch) -> Tensor:
     bases = setup.method.within(space(live.state.memory, live.state.directions), setup.roles.layers)
     if not bases:
         return torch.ones(len(live.coords_AD))
-    data = setup.tasks[task]
+    data = setup.data(task)
     last_ABK = data.indices(live.epoch, setup.exchange.agents, setup.train.batch_size)[-1][-1]
     device = live.coords_AD.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout goes on as if nothing had been

@@ -151,7 +151,8 @@ class Flooded(Sent):
 
 class Evaluated(InTask):
     kind: Literal["eval"] = "eval"
-    accuracy: Sequence[float]  # of each task so far: in percent, or what the run's score gives
+    # of each task so far: in percent, or what the run's score gives; None: not scored again, its test data is not here
+    accuracy: Sequence[float | None]
     seconds: float  # that it took
     state: Any = Live
 

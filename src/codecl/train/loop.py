@@ -31,7 +31,7 @@ from codecl.train.task_start import body_size, choose_directions, chooses, kept_
 def train(setup: Setup, state: State, position: TaskPosition | None = None) -> Iterator[Event]:
     """Learn one task after another (Algorithm 1), from `state` on, or from a position inside the task after it (all
     agents' rows)."""
-    for data in setup.tasks[len(state.kept) :]:
+    for data in setup.tasks[len(state.kept) - len(setup.past) :]:
         if chooses(setup, data.index) and not state.directions:
             state = yield from choose_directions(setup, state, data)
         agents = open_task(setup, state, data)

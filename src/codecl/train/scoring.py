@@ -21,14 +21,18 @@ TOGETHER = 1024  # images in one go, where a GPU looks at many batches at once
 
 
 def evaluate(setup: Setup, state: State, task: int) -> Evaluated:
-    """The score of the flooded model on every task so far."""
+    """The score of the flooded model on every task so far; None: of a past one whose test images are not here."""
     began = time.perf_counter()
-    score, scores = score_of(setup.train), []
-    for data, kept in zip(setup.tasks, state.kept, strict=False):
-        batch_size = setup.train.test_batch_size
+    score, batch_size = score_of(setup.train), setup.train.test_batch_size
+    scores: list[float | None] = []
+    for data, kept in zip(setup.all_tasks, state.kept, strict=False):
+        parts = data.test_images(batch_size)
+        if parts is None:
+            scores.append(None)
+            continue
         with norms.normalising(setup.module, kept.statistics):
             parameters = kept.model(setup.roles.layers, state.parameters)
-            given, labels = outputs_of(setup.module, parameters, data.test_images(batch_size), batch_size)
+            given, labels = outputs_of(setup.module, parameters, parts, batch_size)
         scores.append(score(given, labels))
     return Evaluated(task=task, accuracy=scores, seconds=time.perf_counter() - began, state=state)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from codecl.data.past import PastTask
 from codecl.data.task import TaskData
 from codecl.exchange import Exchange
 from codecl.exchange.messages import MessageConfig, Messages, messages
@@ -68,8 +69,8 @@ class Setup(NamedTuple):
 
     module: nn.Module
     roles: ParameterRoles
-    tasks: Sequence[TaskData]
-    heads: Sequence[Parameters]  # initial values, a task each
+    tasks: Sequence[TaskData]  # whose images are here to train on
+    heads: Sequence[Parameters]  # initial values, a task each, past ones too
     topology: Topology
     exchange: Exchange
     method: Method
@@ -81,6 +82,15 @@ class Setup(NamedTuple):
     own_norms: tuple[str, ...]  # parameters of norms that each task has of its own; empty: trained in the first
     seed: int
     execution: Execution
+    past: Sequence[PastTask] = ()  # that were learned before `tasks`
+
+    @property
+    def all_tasks(self) -> list[PastTask | TaskData]:
+        return [*self.past, *self.tasks]
+
+    def data(self, task: int) -> TaskData:
+        """Of this task, counted from 0 over past ones too."""
+        return self.tasks[task - len(self.past)]
 
     @property
     def agree_rounds(self) -> int:

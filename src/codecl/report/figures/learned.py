@@ -21,7 +21,7 @@ def forgetting(configuration: Configuration) -> Lines | None:
     return Lines(
         "forgetting",
         f"{words.put('Accuracy')} of each task: {configuration.name}",
-        " ".join(["A line begins when its task has been learned.", _lost(series, words), *_stopped(configuration)]),
+        " ".join(["A line begins when its task has been learned.", _lost(series, words), *_notes(configuration)]),
         "after task",
         words.axis,
         [line for line in series if line.x],
@@ -44,6 +44,13 @@ def _stopped(configuration: Configuration) -> list[str]:
     if not configuration.partial:
         return []
     return [f"Not finished: {_after(configuration)} of {configuration.metrics.tasks} tasks so far."]
+
+
+def _notes(configuration: Configuration) -> list[str]:
+    said = _stopped(configuration)
+    if any(run.metrics.not_scored for run in configuration.runs):
+        said.append("Where a value is missing, the task was not scored again: its test data was not there.")
+    return said
 
 
 def _after(configuration: Configuration) -> int:
@@ -70,6 +77,8 @@ def mean(configurations: Sequence[Configuration]) -> Lines | None:
     said = ["After each task, the mean over all tasks that have been seen: the last point is ACC."]
     if len(shown) > 1:
         said.append("The higher a line ends, the more is known of all tasks together.")
+    if any(run.metrics.not_scored for configuration in shown for run in configuration.runs):
+        said.append("Where test data was not there, it is the mean over the tasks that were scored.")
     if any(configuration.partial for configuration in shown):
         said.append("A dotted line, marked partial, is of some of the tasks only: do not compare its end with others.")
     return Lines(
@@ -110,7 +119,7 @@ def matrix(configuration: Configuration) -> Heat | None:
                     "Row: after this task. Column: accuracy of that task. Read a column downwards to see what becomes"
                     " of a task as others are learned; the last row is what is known at the end."
                 ),
-                *_stopped(configuration),
+                *_notes(configuration),
             ]
         ),
         f"{words.word} of task",
