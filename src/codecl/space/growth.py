@@ -98,6 +98,7 @@ def moments(
         for group, basis in enumerate(bases[layer.name]):
             zero = basis.new_zeros(basis.shape[1], basis.shape[1])
             sums[f"{layer.name}/{group}"] = zero, zero.new_zeros(())
+    parameters = {name: value.contiguous() for name, value in parameters.items()}  # so that views can be told
     with evaluating(module):
         uses = record(lambda: call(module, parameters, sample), list(images), parameters)
     for layer, use in uses:
