@@ -25,6 +25,7 @@ from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
 from codecl.seeding import derive, spawn
 from codecl.space.layout import Parameters
+from codecl.space.plain import in_plain_operations
 from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.train.execution import multiplying
@@ -144,7 +145,7 @@ def build_setup(
     dtype = getattr(torch, config.dtype)
     module = module if module is not None else build_model(config, tasks[0].shape, tasks[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
-    module = stateless_copy(module).to(device, dtype)
+    module = in_plain_operations(stateless_copy(module)).to(device, dtype)
     sample = tasks[0].prepare(tasks[0].train[0][:2])
     roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
     roles = roles.with_shared_norms() if config.norms == "shared" else roles
