@@ -267,3 +267,83 @@ def test_recurrent(kind):
     torch.manual_seed(0)
     found = ["net.weight_ih", "net.weight_hh"] if layers is None else names(*layers)
     check(Remembering(make(), width), normal(3, 10), found)
+
+
+class Reading(nn.Module):
+    """Tokens, looked up in a table."""
+
+    def __init__(self, table, body=None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.body, self.head = table, body, nn.Linear(6, 2)
+
+    def forward(self, x):
+        found = self.table(x) if isinstance(self.table, nn.EmbeddingBag) else self.table(x).mean(1)
+        return self.head(torch.tanh(found if self.body is None else self.body(found)))
+
+
+def words(generator, number):
+    """Of each task some of its own, and some that it shares with the one before; 0 is padding."""
+    return torch.cat([torch.zeros(1).long(), 1 + 6 * number + torch.randperm(12, generator=generator)[:6]])
+
+
+class Weighing(nn.EmbeddingBag):
+    def forward(self, x):
+        starts = torch.arange(0, x.numel(), x.shape[1])
+        return super().forward(x.flatten(), starts, torch.linspace(0.5, 1, x.numel(), dtype=self.weight.dtype))
+
+
+TABLES = {
+    "embedding": (lambda: nn.Embedding(30, 6), True),
+    "embedding with padding": (lambda: nn.Embedding(30, 6, padding_idx=0), True),
+    "bag of means": (lambda: nn.EmbeddingBag(30, 6), True),
+    "bag of sums": (lambda: nn.EmbeddingBag(30, 6, mode="sum", padding_idx=0, sparse=True), True),
+    "bag of largest": (lambda: nn.EmbeddingBag(30, 6, mode="max"), True),
+    "bags in one row with weights": (lambda: Weighing(30, 6, mode="sum"), True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables(kind):
+    make, stacked = TABLES[kind]
+    torch.manual_seed(0)
+    check(Reading(make()), words, ["table"], stacked)
+
+
+OWN = {
+    "own": {"own": {"directions": 2}},
+    "a share": {"own": {"share": 0.5}},
+    "own and free": {"own": {"directions": 2}, "free": {"directions": 5, "first_task": True}},
+}
+
+
+@pytest.mark.parametrize("subspace_from", ["one", "all"])
+@pytest.mark.parametrize("fields", OWN.values(), ids=OWN)
+def test_directions_of_their_own_in_other_kinds_of_layers(fields, subspace_from):
+    torch.manual_seed(0)
+    module = Reading(nn.Embedding(30, 6, padding_idx=0))
+    if fields == OWN["own"]:  # else directions without energy are chosen too, and any could be
+        module.body = Multiplying((6, 6), lambda x, w: x @ w, 6)
+        module.body.head = nn.Linear(6, 6)
+    growth = {**MOST, "subspace_from": subspace_from}
+    codec, whole = (run(module, stream(words), growth, method=method, **fields) for method in ("codec", "codec-full"))
+    assert apart(codec[0], whole[0]) < CLOSE
+    setup, last = codec[2], codec[1][-1]
+    own = last.kept[-1].directions["table/0"]
+    assert own.dtype == torch.int64
+    assert 0 not in own  # padding never trains
+    model = last.kept[-1].model(setup.roles.layers, last.parameters)
+    others = torch.ones(30).bool()
+    others[own] = False
+    assert torch.equal(model["table.weight"][others], last.parameters["table.weight"][others])
+    assert not torch.equal(model["table.weight"], last.parameters["table.weight"])
+
+
+def test_padding_is_never_free_and_what_was_seen_is_not_either():
+    module = Reading(nn.Embedding(30, 6, padding_idx=0))
+    _, states, setup, _ = run(module, stream(words), EVERYTHING, agents=1)
+    for number, state in enumerate(states):
+        seen = {0, *torch.cat([earlier.train[0] for earlier in setup.tasks[: number + 1]]).unique().tolist()}
+        assert state.memory["table/0"].tolist() == [token for token in range(30) if token not in seen]
+        assert state.parameters["table.weight"][0].abs().max() == 0

@@ -144,3 +144,25 @@ def test_cells(kind):
         compare(kind(5, 4, bias=bias), normal(3, 5))
         compare(kind(5, 4, bias=bias), normal(3, 5), (h, 2 * h) if kind is nn.LSTMCell else h)
     compare(nn.RNNCell(5, 4, nonlinearity="relu"), normal(5))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_bags(mode, padding):
+    tokens = torch.randint(1, 9, (3, 5), generator=torch.Generator().manual_seed(0))
+    tokens[0, :2], tokens[1] = 0, 0
+    compare(nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding), tokens)
+    compare(nn.EmbeddingBag(9, 4, mode=mode), tokens.flatten(), torch.tensor([0, 4, 9]))
+    if mode == "sum":
+        weights = normal(3, 5)
+        compare(nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding), tokens, per_sample_weights=weights)
+
+
+def test_padding_of_a_table():
+    tokens = torch.randint(0, 4, (3, 5), generator=torch.Generator().manual_seed(0))
+    compare(nn.Embedding(9, 4, padding_idx=1), tokens)
+    table = in_plain_operations(nn.Embedding(4, 2, padding_idx=1))
+    weights, ids = torch.randn(3, 4, 2, requires_grad=True), torch.arange(4).repeat(3, 1)
+    found = torch.vmap(lambda weight, ids: torch.func.functional_call(table, {"weight": weight}, (ids,)))(weights, ids)
+    (grad,) = torch.autograd.grad(found.sum(), weights)
+    assert grad[:, :, 0].tolist() == [[1, 0, 1, 1]] * 3

@@ -180,7 +180,7 @@ def _check_share(setup: Setup) -> None:
     """`own.share` leaves room for at least one direction."""
     share, layers = setup.own.share, setup.roles.layers
     for data in setup.tasks[1:] if share is not None and layers else ():
-        smallest = min(layer.inputs + layer.outputs for layer in layers)
+        smallest = min(layer.direction_size + layer.outputs for layer in layers)
         if own_room(setup, data) < smallest:
             least = math.ceil(1000 * (kept_size(setup, data) + smallest) / max(1, body_size(setup))) / 1000
             raise ConfigError(

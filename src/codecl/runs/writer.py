@@ -24,6 +24,7 @@ from codecl.runs.metrics import last_of_task, metrics
 from codecl.runs.model import save_model
 from codecl.runs.reader import EVENTS, lasted_s, read_events
 from codecl.runs.schema import Labels, Metrics
+from codecl.space.layers import Layer
 from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, Status, TaskOpened, of_type
 from codecl.train.state import Setup, State, TaskPosition
 
@@ -138,7 +139,7 @@ class RunWriter:
                 values["before"] = [*earlier.pop("before", []), earlier]
         _write(path, values)
         tasks = [data.describe().model_dump(mode="json") for data in setup.tasks]
-        layers = [{name: getattr(layer, name) for name in NEEDED} for layer in setup.roles.layers]
+        layers = [_described(layer) for layer in setup.roles.layers]
         _write(self.folder / "model" / "tasks.json", {"tasks": tasks, "layers": layers})
 
     def event(self, event: Event) -> None:
@@ -196,6 +197,12 @@ def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded]) -> 
         write_text(folder / EVENTS, text)
     _unlock(handle)
     return len(text.encode())
+
+
+def _described(layer: Layer) -> dict[str, Any]:
+    """A layer as far as own directions need to know it."""
+    facts = {name: getattr(layer, name) for name in NEEDED}
+    return facts if layer.form is None else {**facts, "form": layer.form}
 
 
 def _line(event: Recorded) -> str:

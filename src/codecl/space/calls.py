@@ -156,6 +156,70 @@ def _transposed_convolution(
     return form and Call("places", (input,), root, bias, form, _rows(input, len(weight)), _all_but_last(input), groups)
 
 
+def _embedding(
+    known: Known,
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Call | None:
+    """Rows of a table: tokens are inputs, one-hot."""
+    refusal = _table_refusal(max_norm, scale_grad_by_freq, sparse)
+    return _tokens(known, weight, input, torch.ones_like(input), padding_idx, refusal)
+
+
+def _embedding_bag(
+    known: Known,
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Call | None:
+    """Sums of rows of a table: each token with its weight in the sum."""
+    weights = torch.ones_like(input, dtype=torch.float64) if per_sample_weights is None else per_sample_weights
+    if mode == "mean" and offsets is None:
+        weights = weights / input.shape[1]
+    elif mode == "mean" and offsets is not None:
+        ends = offsets[1:] if include_last_offset else torch.cat([offsets[1:], offsets.new_tensor([len(input)])])
+        lengths = ends - offsets[: len(ends)]
+        weights = weights / lengths.repeat_interleave(lengths).to(weights)
+    refusal = _table_refusal(max_norm, scale_grad_by_freq, sparse)
+    call = _tokens(known, weight, input, weights, padding_idx, refusal)
+    return call if call is None or offsets is None else call._replace(images_in=())  # bags in one row
+
+
+def _tokens(
+    known: Known, weight: Tensor, tokens: Tensor, weights: Tensor, padding: int | None, refusal: str
+) -> Call | None:
+    root = known.get(id(weight))
+    form = None if root is None else form_of(root, weight, "no")
+    if root is None or form is None:
+        return None
+    padding = None if padding is None else padding % len(weight)
+    images_in = tuple(range(tokens.ndim))
+    return Call(
+        "tokens", (tokens, weights), root, None, form, tokens.numel(), images_in, padding=padding, refusal=refusal
+    )
+
+
+def _table_refusal(max_norm: float | None, scale_grad_by_freq: bool, sparse: bool) -> str:
+    options = {"max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    used = [name for name, is_on in options.items() if is_on]
+    return f"is a table with {used[0]}, which codecl cannot follow: leave that out" if used else ""
+
+
 def _matmul(known: Known, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Call | None:
     """A batched product: dimensions in front belong together from the last on, where they are not 1."""
     batch = [f"b{number}" for number in range(max(left.ndim, right.ndim), 0, -1)]
@@ -277,6 +341,8 @@ def _all_but_last(inputs: Tensor) -> tuple[int, ...]:
 READERS: dict[Any, Callable[..., Call | None]] = {
     functional.linear: _linear,
     linears: _linears,
+    functional.embedding: _embedding,
+    functional.embedding_bag: _embedding_bag,
     torch.conv1d: _convolution,
     torch.conv2d: _convolution,
     torch.conv3d: _convolution,

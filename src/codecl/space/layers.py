@@ -25,6 +25,8 @@ class Layer(NamedTuple):
     rows: int  # how many rows or patches an image gives it
     owned: bool  # used by calling the plain Linear or convolution that it belongs to, and in no other way
     form: Form | None = None  # how the weight is a matrix; None: [groups · outputs, inputs...]
+    one_hot: bool = False  # its inputs are tokens, and a basis is a row of token ids
+    padding: int | None = None  # the token that never trains
 
     @property
     def linear(self) -> bool:
@@ -41,6 +43,26 @@ class Layer(NamedTuple):
     def outputs(self) -> int:
         """O: of a group."""
         return self.shape[0] // self.groups if self.form is None else self.form.outputs
+
+    @property
+    def direction_size(self) -> int:
+        """Numbers that say what a direction is."""
+        return 1 if self.one_hot else self.inputs
+
+    def direction_bytes(self, itemsize: int) -> int:
+        """In a message, where other numbers have so many bytes."""
+        return torch.int64.itemsize if self.one_hot else self.inputs * itemsize
+
+    def moment_size(self, side: int) -> int:
+        """Numbers of a group's second moment in so many directions, and its energy."""
+        return (side if self.one_hot else side * (side + 1) // 2) + 1
+
+    def everything(self, device: torch.device) -> Tensor:
+        """A group's basis before anything was grown: the identity in float64, or every token that trains."""
+        if not self.one_hot:
+            return torch.eye(self.inputs, dtype=torch.float64, device=device)
+        tokens = torch.arange(self.inputs, device=device)
+        return tokens if self.padding is None else tokens[tokens != self.padding]
 
     @property
     def owner(self) -> str:
@@ -111,3 +133,13 @@ def of_images(call: Call, images: int, wanted: int) -> Call:
         return inputs.narrow(where[0], 0, lengths[where[0]] // images * wanted) if where else inputs
 
     return call._replace(inputs=tuple(map(narrowed, call.inputs)))
+
+
+def token_counts(layer: Layer, call: Call, images: int, wanted: int) -> Tensor:
+    """How much each token came in for `wanted` of the images: the sum of its squared weights [V]; none for padding."""
+    tokens, weights = of_images(call, images, wanted).inputs
+    counts_V = torch.zeros(layer.inputs, dtype=torch.float64, device=tokens.device)
+    counts_V.index_add_(0, tokens.flatten(), weights.flatten().double().square())
+    if layer.padding is not None:
+        counts_V[layer.padding] = 0
+    return counts_V

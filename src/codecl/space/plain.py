@@ -17,11 +17,13 @@ from codecl.space.operations import linears
 
 
 def in_plain_operations(module: nn.Module) -> nn.Module:
-    """Attention and recurrent parts work in plain operations. Changes the module in place."""
+    """Attention, tables and recurrent parts work in plain operations. Changes the module in place."""
     for part in module.modules():
         forward = PLAIN.get(type(part).forward)
         if forward is not None and "forward" not in vars(part) and not _has_more(part):
             part.forward = MethodType(forward, part)
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False  # the same gradients, as agents send them
         if isinstance(part, nn.TransformerEncoderLayer):
             part.activation_relu_or_gelu = 0  # no fused kernel of the whole layer
         if isinstance(part, nn.TransformerEncoder):
@@ -108,8 +110,35 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))
 
 
+def table(self: nn.Embedding, input: Tensor) -> Tensor:
+    """nn.Embedding with padding, which gets no gradient in stacked agents either."""
+    found = nn.Embedding.forward(self, input)
+    if self.padding_idx is None:
+        return found
+    return torch.where((input == self.padding_idx)[..., None], found.detach(), found)
+
+
+def bag(
+    self: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+) -> Tensor:
+    """nn.EmbeddingBag of bags [B, L] of one length; others, in one row, go PyTorch's own way."""
+    if input.ndim != 2 or self.max_norm is not None or self.scale_grad_by_freq:
+        return nn.EmbeddingBag.forward(self, input, offsets, per_sample_weights)
+    found_BLE = functional.embedding(input, self.weight, self.padding_idx)
+    if per_sample_weights is not None:
+        found_BLE = found_BLE * per_sample_weights[..., None]
+    counts = (torch.ones_like(input) if self.padding_idx is None else input != self.padding_idx)[..., None]
+    if self.mode == "max":
+        found_BLE = found_BLE.masked_fill(counts == 0, float("-inf")).amax(1)
+        return found_BLE.masked_fill(counts.sum(1) == 0, 0.0)
+    sums_BE = (found_BLE * counts).sum(1)
+    return sums_BE if self.mode == "sum" else sums_BE / counts.sum(1).clamp(min=1)
+
+
 PLAIN: dict[Any, Callable[..., Any]] = {
     nn.MultiheadAttention.forward: attention,
+    nn.Embedding.forward: table,
+    nn.EmbeddingBag.forward: bag,
     nn.LSTM.forward: recurrent.sequence,
     nn.GRU.forward: recurrent.sequence,
     nn.RNN.forward: recurrent.sequence,

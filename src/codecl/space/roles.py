@@ -21,7 +21,12 @@ from codecl.space.tracing import CallTracer, logits
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-NAMED_BY_MODULE = (nn.Linear, *CONVOLUTIONS)  # a layer has the name of its module, not of the weight
+NAMED_BY_MODULE = (
+    nn.Linear,
+    *CONVOLUTIONS,
+    nn.Embedding,
+    nn.EmbeddingBag,
+)  # a layer has the name of its module, not of the weight
 Role = Literal["layer", "head", "dense", "first", "norm", "small", "constant"]
 
 
@@ -157,8 +162,10 @@ def _layers(
         before = layers.get(layer.weight)
         if before and (layer.bias, layer.groups) != (before.bias, before.groups):
             refused[layer.weight] = "is used with different biases or groups"
-        elif before and layer.form != before.form:
-            refused[layer.weight] = "is used in two forms (as it is and transposed, for example)"
+        elif before and (layer.form, layer.one_hot) != (before.form, before.one_hot):
+            refused[layer.weight] = "is used in two forms (as it is and transposed, or for tokens and as a matrix)"
+        elif traced.call.refusal:
+            refused[layer.weight] = traced.call.refusal
         if layer.bias and any(other.bias == layer.bias for other in layers.values() if other.weight != layer.weight):
             refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
         if before:
@@ -185,8 +192,18 @@ def _layer(module: nn.Module, traced: TracedCall, names: Names, asked: Collectio
     owned = is_plain and traced.inside is owning and weight not in names.tied and (bias is None) == (call.bias is None)
     shape, form = call.weight.shape, call.form
     plain = not form.order and form.groups * form.outputs == shape[0]
-    rows = call.rows // images
-    return Layer(name or weight, weight, bias, shape, form.groups, rows, owned, None if plain else form)
+    return Layer(
+        name=name or weight,
+        weight=weight,
+        bias=bias,
+        shape=shape,
+        groups=form.groups,
+        rows=call.rows // images,
+        owned=owned,
+        form=None if plain else form,
+        one_hot=call.kind == "tokens",
+        padding=call.padding,
+    )
 
 
 def _bias(call: Call, names: Names, asked: Collection[str]) -> str | None:
