@@ -27,6 +27,7 @@ from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.model import load
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
+from codecl.space.wrapped import unwrapped
 from codecl.train import autotune
 from codecl.train.events import Event, RunStarted, of_type
 from codecl.train.execution import Execution
@@ -77,6 +78,7 @@ def fit(
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
     tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
+    model = unwrapped(model)
     fields = {
         "preset": "fit",
         "agents": agents,

@@ -28,6 +28,7 @@ from codecl.space.layout import Parameters
 from codecl.space.plain import in_plain_operations
 from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
+from codecl.space.wrapped import copied, unwrapped, without_weight_norms
 from codecl.train.execution import multiplying
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size, kept_size, own_room
@@ -145,7 +146,7 @@ def build_setup(
     dtype = getattr(torch, config.dtype)
     module = module if module is not None else build_model(config, tasks[0].shape, tasks[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
-    module = in_plain_operations(stateless_copy(module)).to(device, dtype)
+    module = in_plain_operations(without_weight_norms(stateless_copy(module))).to(device, dtype)
     sample = tasks[0].prepare(tasks[0].train[0][:2])
     roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
     roles = roles.with_shared_norms() if config.norms == "shared" else roles
@@ -242,9 +243,9 @@ def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: P
 
 
 def stateless_copy(module: nn.Module) -> nn.Module:
-    """A copy whose norms keep no running statistics."""
+    """A copy of what a user's module is inside its wrappers, whose norms keep no running statistics."""
     try:
-        return without_running_statistics(copy.deepcopy(module))
+        return without_running_statistics(copied(unwrapped(module)))
     except RuntimeError as error:
         raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
 
