@@ -229,7 +229,8 @@ def _head(module: nn.Module, head: str | None, trace: Trace, names: Names) -> se
         weight = names.by_id.get(id(last.weight))
         if weight is None:
             raise ConfigError("head: the last Linear's weight is computed, not a parameter; name the head")
-        head = weight.rpartition(".")[0]
+        owners = [n for n, part in module.named_modules() if isinstance(part, nn.Linear) and part.weight is last.weight]
+        head = owners[0] if owners else weight.rpartition(".")[0]
     linear = dict(module.named_modules()).get(head)
     if not isinstance(linear, nn.Linear):
         linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
