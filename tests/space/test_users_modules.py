@@ -13,7 +13,7 @@ from codecl.data.task import Task
 from codecl.errors import ConfigError
 from tests.problems import build, config, furthest, tasks, trajectory
 
-WORDS = 40
+WORDS = 48
 
 
 def sentences(count=2, length=6):

@@ -127,7 +127,10 @@ class Forecast:
         )
         moments = 0
         if self.config.growth.subspace_from == "all":
-            moments = sum(layer.groups * layer.moment_size(layer.inputs) for layer in layers.values())
+            moments = sum(
+                layer.groups * layer.moment_size(layer.inputs - (layer.padding is not None))
+                for layer in layers.values()
+            )
         return Opening(moments * torch.float64.itemsize, bases)
 
     def kept(self, task: int) -> int:
