@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from codecl.space import calls, layers
+from codecl.space import calls, layers, readers
 from codecl.space.operations import linears
 from codecl.space.roles import parameter_roles
 
@@ -110,7 +110,7 @@ def contractions(draw):
 def test_any_product_of_two_tensors_is_a_matrix_times_columns(case):
     equation, x, w, (g, o, p) = case
     weight = nn.Parameter(w)
-    call = calls.read(torch.einsum, {id(weight): weight}, None, (equation, x, weight), {})
+    call = readers.read(torch.einsum, {id(weight): weight}, None, (equation, x, weight), {})
     layer = layers.Layer("w", "w", None, w.shape, call.form.groups, call.rows, False, call.form)
     matrix, columns = layer.join({"w": w}), calls.columns(call)
     assert torch.equal(layer.split(matrix)["w"], w)
@@ -141,7 +141,7 @@ def test_several_inputs_of_one_weight_are_its_groups(count, width, bias, seed):
     weight, offset = nn.Parameter(normal(count * width, 5, seed=seed)), nn.Parameter(normal(count * width, seed=seed))
     given_bias = offset if bias else None
     outputs = linears(inputs, weight, given_bias)
-    call = calls.read(linears, {id(weight): weight}, outputs, (inputs, weight, given_bias), {})
+    call = readers.read(linears, {id(weight): weight}, outputs, (inputs, weight, given_bias), {})
     layer = layers.Layer("w", "w", "b" if bias else None, weight.shape, call.form.groups, 1, False, call.form)
     matrix_GON = layer.join({"w": weight, "b": offset})
     for matrix_ON, columns_NP, out in zip(matrix_GON, layers.columns(layer, call, 1, 1), outputs, strict=True):

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from codecl.errors import ConfigError
 from codecl.registry import reason
-from codecl.space import calls
+from codecl.space import calls, readers
 from codecl.space.calling import call
 from codecl.space.calls import Call
 
@@ -40,7 +40,7 @@ class CallTracer(TorchFunctionMode):
             return result
         name = getattr(func, "__name__", str(func))
         name = getattr(func, "__self__", func).__name__ if name == "__get__" else name
-        call = calls.read(func, self.known, result, args, kwargs or {})
+        call = readers.read(func, self.known, result, args, kwargs or {})
         if call is not None:
             self.on_call(call)
             self._report(name, call.inputs)
