@@ -101,9 +101,9 @@ def test_a_run_goes_on_with_tokens_in_its_memory(tmp_path):
 @pytest.mark.parametrize(
     ("norms", "says"),
     [
-        ("first", "model: 'scale' multiply no inputs: they train in the first task only, as norms do"),
-        ("own", "model: 'scale' multiply no inputs: each task has its own, as of norms"),
-        ("shared", "model: 'scale' multiply no inputs: they train whole in every task"),
+        ("first", "model: 'scale' multiplies no inputs: trained in the first task only, as norms are"),
+        ("own", "model: 'scale' multiplies no inputs: each task has its own, as of norms"),
+        ("shared", "model: 'scale' multiplies no inputs: trained whole in every task"),
     ],
 )
 def test_small_parameters_are_named_in_one_line_and_do_as_norms_do(norms, says, tmp_path):

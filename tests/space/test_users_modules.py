@@ -370,6 +370,17 @@ class Transposed(nn.Module):
         return self.head(functional.linear(x.flatten(1), self.w).tanh() @ self.w)
 
 
+class Mapped(nn.Module):
+    """Maps over the images of a batch by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale, self.head = nn.Linear(72, 6), nn.Parameter(torch.ones(6)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(torch.vmap(lambda image: torch.mul(self.scale, self.body(image)))(x.flatten(1)))
+
+
 def table(**options):
     return nn.Sequential(nn.Embedding(WORDS, 4, **options), nn.Flatten(), nn.Linear(24, 3))
 
@@ -392,6 +403,7 @@ REFUSED = {  # what is said, and what then works
         {"dense": ["wte.weight"]},
     ),
     "tied and transposed": (Transposed, tasks, {}, "'w' is used in two forms", {"frozen": ["w"]}),
+    "vmap": (Mapped, tasks, {}, "'body.weight' is used inside torch.vmap", {"frozen": ["body.*"]}),
     "max_norm": (lambda: table(max_norm=1.0), sentences, {}, "'0.weight' is a table with max_norm", None),
     "scaled by frequency": (
         lambda: table(scale_grad_by_freq=True),

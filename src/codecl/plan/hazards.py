@@ -34,13 +34,13 @@ def _small_parameters(setup: Setup) -> Iterator[str]:
     if small[0] in setup.own_norms:
         rule = "each task has its own, as of norms (dense, frozen say otherwise)"
     elif small[0] in setup.roles.dense:
-        rule = "they train whole in every task, as norms do, and may forget (frozen says otherwise)"
+        rule = "trained whole in every task, as norms are, and may forget (frozen says otherwise)"
     else:
         rule = (
-            "they train in the first task only, as norms do (norms='own' gives each task its own; dense, frozen say"
+            "trained in the first task only, as norms are (norms='own' gives each task its own; dense, frozen say"
             " otherwise)"
         )
-    yield f"model: {named}{more} multiply no inputs: {rule}"
+    yield f"model: {named}{more} {'multiplies' if len(small) == 1 else 'multiply'} no inputs: {rule}"
 
 
 def _small_shards(setup: Setup) -> Iterator[str]:

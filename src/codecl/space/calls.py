@@ -6,6 +6,7 @@ Shapes: G groups, O outputs of a group, N inputs, P patches or rows.
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -74,10 +75,21 @@ def _layout(root: Tensor, operand: Tensor) -> tuple[tuple[int, ...], tuple[int, 
 
 def is_view(root: Tensor, result: Any) -> bool:
     """Whether a tensor has the values of a parameter, all of them and nothing else, in whatever order."""
-    if not isinstance(result, Tensor) or result.dtype != root.dtype or result.is_sparse or root.numel() == 0:
+    if not isinstance(result, Tensor) or result.dtype != root.dtype or root.numel() == 0:
+        return False
+    if result.layout != torch.strided or result.is_nested or not has_storage(result):
         return False
     spread = math.prod(size for size, stride in zip(result.shape, result.stride(), strict=True) if stride or size == 1)
     return result.data_ptr() == root.data_ptr() and spread == root.numel()
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor has values of its own; inside torch.vmap it has none."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def columns(call: Call) -> Tensor | list[Tensor]:
@@ -89,7 +101,7 @@ def columns(call: Call) -> Tensor | list[Tensor]:
         return [each.reshape(-1, each.shape[-1]).mT for each in call.inputs]
     if call.kind == "product":
         return inputs.permute(call.options).reshape(call.form.groups, call.form.inputs, -1)
-    dimensions = len(call.options.size) if call.kind == "conv" else call.weight.ndim - 2
+    dimensions = len(call.options.size) if call.kind == "conv" else call.options
     inputs = inputs if inputs.ndim == dimensions + 2 else inputs[None]  # one image without a batch
     patches_BNP = _patches(inputs, call.options) if call.kind == "conv" else inputs.flatten(2)
     batch, _, patches = patches_BNP.shape

@@ -83,7 +83,8 @@ def _transposed_convolution(
     and paddings are."""
     root = known.get(id(weight), weight)
     form = form_of(root, weight, "n" + "o" * (weight.ndim - 1), groups)
-    return form and Call("places", (input,), root, bias, form, _rows(input, len(weight)), _all_but_last(input), groups)
+    rows, dimensions = _rows(input, len(weight)), weight.ndim - 2
+    return form and Call("places", (input,), root, bias, form, rows, _all_but_last(input), dimensions)
 
 
 def _embedding(

@@ -1,8 +1,9 @@
 """What each parameter of any nn.Module is for: it carries coordinates, belongs to a task's head, trains whole, trains
 in the first task only, or never. No change to the module's code.
 
-Calls of linear and convolution are traced as they happen, so a weight is known by its use: padding modes, weights that
-are used twice and weights that are used in ways we cannot follow show themselves.
+Calls that multiply by a weight are traced as they happen, so a weight is known by its use: padding modes, weights that
+are used twice and weights that are used in ways we cannot follow show themselves. What multiplies no inputs does as
+norms do.
 """
 
 import copy
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from codecl.errors import ConfigError
 from codecl.space import tracing
-from codecl.space.calls import Call
+from codecl.space.calls import Call, has_storage
 from codecl.space.layers import Layer
 from codecl.space.tracing import CallTracer, logits
 
@@ -166,6 +167,8 @@ def _layers(
             refused[layer.weight] = "is used in two forms (as it is and transposed, or for tokens and as a matrix)"
         elif traced.call.refusal:
             refused[layer.weight] = traced.call.refusal
+        elif not all(map(has_storage, traced.call.inputs)):
+            refused[layer.weight] = "is used inside torch.vmap, which codecl cannot follow"
         if layer.bias and any(other.bias == layer.bias for other in layers.values() if other.weight != layer.weight):
             refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
         if before:
