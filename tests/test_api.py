@@ -220,7 +220,8 @@ def test_images_that_do_not_fit_the_model_are_refused_before_training(tmp_path):
         ({"mean": (0.5,), "std": (float("nan"),)}, "std above 0"),
         ({"classes": 3.0}, "classes is 3.0; it should be a whole number"),
         ({"train": TensorDataset(torch.zeros(5))}, "not \\(images, labels\\)"),
-        ({"train": [(torch.zeros(2), 0.5), (torch.zeros(2), 1)]}, "not \\(images, labels\\)|shape"),
+        ({"train": [(torch.zeros(2), 0.5), (torch.zeros(2), 1)]}, "training item 0: its label 0.5 is not a whole"),
+        ({"train": [(torch.zeros(2), 0)], "classes": None}, "classes is None; it should be a whole number"),
     ],
 )
 def test_tasks_that_are_refused(tmp_path, change, reason):

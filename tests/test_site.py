@@ -201,6 +201,16 @@ def test_configs_in_the_documents_have_fields_that_exist(name):
             assert set(flat(yaml.safe_load(body))) <= set(FIELDS), name
 
 
+def test_data_of_ones_own_run(tmp_path):
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-data.md").read_text(), re.S)
+    (tmp_path / "own.py").write_text("\n".join(examples))
+    done = subprocess.run([sys.executable, "-W", "error", "own.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    scores = [float(line) for line in done.stdout.split()]
+    assert len(scores) == len(examples) == 2
+    assert min(scores) > 90
+
+
 def test_the_model_of_ones_own_runs(tmp_path):
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(), re.S)[1]
     (tmp_path / "own.py").write_text(example)

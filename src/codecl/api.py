@@ -13,7 +13,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from codecl.data import verdicts
-from codecl.data.task import Task, tensors
+from codecl.data.forms import code_of, collate_of, loaded
+from codecl.data.inputs import named_tensors
+from codecl.data.items import Items
+from codecl.data.task import DataConfig, Task, about_of
 from codecl.errors import ConfigError, ConfigWarning
 from codecl.exchange import digest
 from codecl.exchange.cluster.ranks import Ranks, joined
@@ -77,16 +80,18 @@ def fit(
     been there from the start. `mu`: measure how much of the gradient the free space keeps (docs/theory.md)."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
-    tasks = [_loaded(number, task) for number, task in enumerate(tasks)]
     model = unwrapped(model)
-    fields = {
+    fields: dict[str, Any] = {
         "preset": "fit",
         "agents": agents,
         "topology": from_graph(topology) if isinstance(topology, nx.Graph) else topology,
         "method": _method_fields(method),
         "model": {"name": "own", "type": type(model).__name__, "digest": _model_digest(model)},
-        "data": {"stream": "own", "digest": " ".join(map(_task_digest, tasks))},
+        "data": {"stream": "own"},
     }
+    config = validate(merge(fields, settings))  # what is not allowed is said before data are read
+    tasks = [_loaded(number, task, config.data) for number, task in enumerate(tasks)]
+    fields["data"]["digest"] = " ".join(map(_task_digest, tasks))
     config = validate(merge(fields, settings))
     if after is not None:
         after = after.folder if isinstance(after, Result) else Path(after)
@@ -99,13 +104,16 @@ def fit(
     return run(config, module=model, tasks=tasks, after=after, again=again, mu=mu, on_event=on_event, **where)
 
 
-def _loaded(number: int, task: Any) -> Task:
-    """A caller's task with its data as tensors."""
+def _loaded(number: int, task: Any, config: DataConfig) -> Task:
+    """A caller's task with its data as tensors, or as items where they are to be streamed."""
     try:
         task = task if isinstance(task, Task) else Task(*task)
     except TypeError as error:
         raise ConfigError(f"tasks: number {number} is {task!r:.60}; give codecl.Task(train, test, classes)") from error
-    return task._replace(train=tensors(task.train), test=tensors(task.test))
+    train = loaded(task.train, about_of(number, task, "training"), config.loading, config.workers)
+    test = loaded(task.test, about_of(number, task, "test"), config.loading, config.workers)
+    collate = task.collate or collate_of(task.train) or collate_of(task.test)
+    return task._replace(train=train, test=test, collate=collate)
 
 
 def _method_fields(method: str | Method) -> dict[str, Any]:
@@ -245,7 +253,14 @@ def _start(writer: Writer, config: RunConfig, setup: Setup, state: State, ranks:
 
 
 def _task_digest(task: Task) -> str:
-    """Of its tensors: another image is another run."""
-    (images, labels), (held, truth) = tensors(task.train), tensors(task.test)
-    values = digest({"train": images, "labels": labels, "test": held, "truth": truth})
-    return hashlib.sha256(f"{values} {(task.classes, task.mean, task.std)!r}".encode()).hexdigest()[:16]
+    """Of a loaded task's tensors: another image is another run. Of streamed items, which are not all read: how many
+    there are, the code of the data set, and a sample of them, from the first to the last, under fixed seeds."""
+    values: dict[str, torch.Tensor] = {}
+    code = []
+    for data, inputs, labels in ((task.train, "train", "labels"), (task.test, "test", "truth")):
+        if isinstance(data, Items):
+            code.append(code_of(data))
+            data = data.sample
+        values |= {**named_tensors(data[0], inputs), labels: data[1]}
+    text = " ".join([digest(values), repr((task.classes, task.mean, task.std)), *code])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

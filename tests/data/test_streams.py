@@ -175,10 +175,10 @@ def test_validation_is_off_unless_asked_for():
     plain, cut = (
         TaskData(0, task, TaskOptions(2, dtype=torch.float64, config=DataConfig(validation=v))) for v in (0, 0.25)
     )
-    assert set(plain.test_images()[0].flatten().tolist()) == set((-numbers).flatten().tolist())
+    assert set(next(plain.test_images(8))[0].flatten().tolist()) == set((-numbers).flatten().tolist())
     assert len(cut.test[1]) == 10
     assert len(cut.train[1]) == 30
-    assert set(cut.test_images()[0].flatten().tolist()) < set(numbers.flatten().tolist())
+    assert set(next(cut.test_images(8))[0].flatten().tolist()) < set(numbers.flatten().tolist())
 
 
 def test_some_tasks_of_a_stream():

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
+from codecl.data.forms import loaded
+from codecl.data.items import About
 from codecl.data.streams import STREAMS
-from codecl.data.task import DataConfig, Task, TaskData, TaskOptions, tensors
+from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.seeding import choose, derive, spawn
 
@@ -182,9 +184,10 @@ class Pairs(Dataset):
 
 
 def test_data_sets_and_pairs_of_tensors_are_the_same_to_us():
-    images, labels = tensors(Pairs())
+    about = About("pairs", "training", 2)
+    images, labels = loaded(Pairs(), about)
     for source in (TensorDataset(images, labels), (images, labels), (images.numpy(), labels.numpy())):
-        again = tensors(source)
+        again = loaded(source, about)
         assert torch.equal(again[0], images)
         assert torch.equal(again[1], labels)
 
@@ -272,7 +275,7 @@ def test_variations_depend_on_seed_agent_task_and_epoch_alone():
 def test_tests_and_growth_see_images_as_they_are():
     task = coloured()
     data = cropped(task)
-    held, _ = data.test_images()
+    ((held, _),) = data.test_images(4)
     assert sorted((held * 255).round().sum((1, 2, 3)).tolist()) == sorted(task.test[0].sum((1, 2, 3)).tolist())
     originals = {tuple(image.flatten().tolist()) for image in task.train[0].double()}
     assert all(tuple((image * 255).round().flatten().tolist()) in originals for image in data.sample(0, 5))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from codecl.data.task import in_batches
+from codecl.data.inputs import Batch, in_batches
 from codecl.train import scoring
 from tests.problems import normed
 
@@ -33,7 +33,7 @@ def test_many_batches_in_one_go_give_what_one_after_another_gives(images, at_onc
     torch.testing.assert_close(whole, torch.cat(single), rtol=0, atol=1e-12)
     labels = torch.zeros(images, dtype=torch.long)
     expected = functional.cross_entropy(torch.cat(single), labels).item()
-    assert scoring.loss(module, parameters, inputs, labels, 5) == pytest.approx(expected)
+    assert scoring.loss(module, parameters, [Batch(inputs, labels)], 5) == pytest.approx(expected)
 
 
 def test_what_cannot_be_stacked_is_left_to_be_done_one_by_one():

@@ -198,7 +198,7 @@ def _second_task(setup: Setup, start: State) -> State:
     memory, directions = {}, {}
     for layer in setup.roles.layers:
         inputs = layer.inputs
-        drawn = torch.randn(inputs, inputs, device=setup.tasks[0].train[1].device, dtype=setup.tasks[0].dtype)
+        drawn = torch.randn(inputs, inputs, device=setup.tasks[0].device, dtype=setup.tasks[0].dtype)
         half, basis = (inputs + 1) // 2, torch.linalg.qr(drawn)[0]
         for name in (f"{layer.name}/{group}" for group in range(layer.groups)):
             memory[name] = basis[:, :half].contiguous()
@@ -232,7 +232,7 @@ def _so_far(exchange: Cluster) -> tuple[float, float, float]:
 def _plain(setup: Setup, state: State) -> Iterator[Timing]:
     """Decentralized SGD as one would write it first."""
     data, batch, lr = setup.tasks[1], setup.train.batch_size, setup.train.lr
-    device = data.train[1].device
+    device = data.device
     count = PLAIN_STEPS if device.type == "cuda" else None
     mixing_AA = torch.from_numpy(setup.topology.mixing).to(device, data.dtype)
     modules = [copy.deepcopy(setup.module).train() for _ in setup.exchange.agents]

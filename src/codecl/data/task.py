@@ -1,22 +1,25 @@
 """Data set -> ordered tasks -> a shard for each agent -> batches.
 
-Shapes: A agents of this process, B images of a batch, S steps of an epoch, K numbers that pick an image: which one, and
-where it is varied also the crop's corner (2) and whether it is mirrored.
+Shapes: A agents of this process, B images of a batch, S steps of an epoch, K numbers that pick an image (sources.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codecl.data import partition as partitions
-from codecl.data.images import PADDING, Images, checked, prepared, scale_of, seen_as_0, windows
+from codecl.data.conversion import Collate
+from codecl.data.forms import Loading, collate_of
+from codecl.data.images import PADDING, prepared, scale_of, seen_as_0
+from codecl.data.inputs import Batch, Inputs, each, in_batches, shape_of, tensors_of
+from codecl.data.items import About
 from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
+from codecl.data.sources import Picked, Source, source_of
 from codecl.errors import ConfigError, DataError
-from codecl.registry import reason
 from codecl.seeding import spawn
 
 Std = Annotated[FiniteFloat, Field(gt=0)]
@@ -44,6 +47,15 @@ class DataConfig(BaseModel):
         ge=0,
         lt=1,
         description="part of an agent's training images that it measures its loss on, for a schedule",
+    )
+    loading: Loading = Field(
+        "auto",
+        description="memory: a data set is read once; stream: its items are read anew in every epoch; auto: memory"
+        " where it takes less than 1 GiB and items of it do not change from one time to the next. Tensors are in memory"
+        " always",
+    )
+    workers: int = Field(
+        0, ge=0, le=256, description="processes that read a data set's items; 0: none beside that which trains"
     )
     digest: str | None = Field(None, description="of the caller's own tensors, one a task")
     mean: tuple[FiniteFloat, ...] = Field(
@@ -95,16 +107,19 @@ class DataConfig(BaseModel):
 class Task(NamedTuple):
     """One task: images with labels 0 .. classes - 1.
 
-    Images are uint8 (scaled to 0 .. 1), floating (taken as they are) or other integers (tokens: not touched)."""
+    `train` and `test` are (images, labels), a data set, a DataLoader or a list of items (docs/own-data.md). Images are
+    uint8 (scaled to 0 .. 1), floating (taken as they are) or other integers (tokens: not touched); there may be several
+    inputs, a tuple or a dict of such tensors. `collate` makes (inputs, labels) of a list of items."""
 
-    train: Images | Dataset[Any]
-    test: Images | Dataset[Any]
+    train: Any
+    test: Any
     classes: int
     name: str = ""
     mean: tuple[float, ...] = ()  # by channel, after scaling; empty: leave as is
     std: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()  # what the classes are called
     original: tuple[int, ...] = ()  # the shape of an image as its data set has it, where the task's is another
+    collate: Collate | None = None  # for items that cannot be stacked as they are
 
 
 class TaskInfo(BaseModel):
@@ -120,11 +135,6 @@ class TaskInfo(BaseModel):
     stored: str  # type of the images
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-class Batch(NamedTuple):
-    images_AB: Tensor
-    labels_AB: Tensor
 
 
 class TaskOptions(NamedTuple):
@@ -143,48 +153,51 @@ class TaskData:
     """A task on the device, dealt to agents."""
 
     def __init__(self, index: int, task: Task, options: TaskOptions) -> None:
-        config, name, classes = options.config, task.name or f"task {index + 1}", task.classes
-        if not isinstance(classes, int) or classes < 1:
-            raise ConfigError(f"task {name!r}: classes is {classes!r}; it should be a whole number above 0")
-        train = checked(name, "training", tensors(task.train), classes)
+        config, about = options.config, about_of(index, task, "training")
+        name, classes = about.task, about.classes
+        self.index, self.name, self.classes, self.task = index, name, classes, task
+        train = source_of(task.train, about, config.loading, config.workers)
         if config.validation:
-            cut = partitions.validation(name, train[1], config.validation, options.seed, index)
-            train, test = ((train[0][indices], train[1][indices]) for indices in cut)
+            cut = partitions.validation(name, train.all_labels(), config.validation, options.seed, index)
+            train, test = (train.subset(indices) for indices in cut)
         else:
-            test = checked(name, "test", tensors(task.test), classes)
+            test = source_of(task.test, about._replace(split="test"), config.loading, config.workers)
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
-        self.index, self.name, self.classes = index, name, classes
         self._uneven = config.partition != "iid" and not config.local_path
         self.agents, self.seed = options.agents, options.seed
-        self.dtype, self.augment = options.dtype, config.augment
-        self.task = task._replace(train=train, test=test)
-        device = options.device
-        self.train, self.test = ((images.to(device), labels.to(device)) for images, labels in (train, test))
-        shapes = [list(images.shape[1:]) for images, _ in (train, test)]
-        if shapes[0] != shapes[1]:
+        self.dtype, self.augment, self.device = options.dtype, config.augment, options.device
+        self.train, self.test = train.to(self.device), test.to(self.device)
+        first = self.train.first(1)
+        shapes = [shape_of(images) for images in (first, self.test.first(1))]
+        if shapes[0] != shapes[1] and not any((task.collate, collate_of(task.train), collate_of(task.test))):
             raise DataError(f"task {name!r}: training images are {shapes[0]}, test images {shapes[1]}")
-        self.scale = scale_of(name, (task.mean, task.std), self.train[0], options.dtype)
+        self.scale = scale_of(name, (task.mean, task.std), first, options.dtype)
+        self._shape, self._stored = tuple(tensors_of(first)[0].shape[1:]), _type_of(first)
         dealt = options.partition if options.partition is not None else self._partition(options)
         cuts = [self._cut(agent, shard, config.held_out) for agent, shard in enumerate(dealt)]
         self.partition, self._held_out = [shard for shard, _ in cuts], [held_out for _, held_out in cuts]
         self._sampler = options.sampler or SAMPLERS[config.sampling]
         self._steps, self._drop_last = config.steps_per_epoch, config.drop_last
         if self.augment != "none":
-            colour = seen_as_0(self.train[0], self.scale) if config.crop_fill == "mean" else None
-            self._windows = windows(name, self.train[0], colour)
+            colour = seen_as_0(tensors_of(first)[0], self.scale) if config.crop_fill == "mean" else None
+            self.train = self.train.cropping(name, colour)
 
     def _partition(self, options: TaskOptions) -> Partition:
         """A shard of the common images for each agent. Of data of its own, which may lack classes, the one agent here
         has all, whichever number it has."""
-        labels, agents = self.train[1], options.agents
+        size, agents = self.train.size, options.agents
         if options.config.local_path:
-            return (torch.arange(len(labels)),) * agents
-        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
-        if empty:
-            raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
-        if len(labels) < agents:
-            raise ConfigError(f"agents: {agents} is more than the {len(labels)} training images of task {self.name!r}")
+            return (torch.arange(size),) * agents
+        if self.train.streamed and not self._uneven:  # not read for the sake of their labels
+            labels = torch.empty(size, dtype=torch.uint8)
+        else:
+            labels = self.train.all_labels()
+            empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
+            if empty:
+                raise DataError(f"task {self.name!r}: class {empty[0]} has no training images")
+        if size < agents:
+            raise ConfigError(f"agents: {agents} is more than the {size} training images of task {self.name!r}")
         return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
 
     def _cut(self, agent: int, shard: Tensor, part: float) -> tuple[Tensor, Tensor]:
@@ -197,8 +210,8 @@ class TaskData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an image."""
-        return tuple(self.train[0].shape[1:])
+        """Of an image; of several inputs, that of the first."""
+        return self._shape
 
     def describe(self) -> TaskInfo:
         return TaskInfo(
@@ -207,7 +220,7 @@ class TaskData:
             labels=self.task.labels,
             shape=self.shape,
             original=self.task.original or self.shape,
-            stored=str(self.train[0].dtype).removeprefix("torch."),
+            stored=self._stored,
             mean=self.task.mean,
             std=self.task.std,
         )
@@ -220,11 +233,14 @@ class TaskData:
         names = self.task.labels
         if len({*names}) < self.classes:  # none, or two that are called the same
             names = tuple(map(str, range(self.classes)))
-        return dict(zip(names, self.images_of_classes().mT.tolist(), strict=True))
+        counts_AC = self.images_of_classes()
+        return None if counts_AC is None else dict(zip(names, counts_AC.mT.tolist(), strict=True))
 
-    def images_of_classes(self) -> Tensor:
-        """How many training images of each class an agent has [A, C]."""
-        labels = self.train[1].cpu()
+    def images_of_classes(self) -> Tensor | None:
+        """How many training images of each class an agent has [A, C]; None where labels are read with the images."""
+        if self.train.streamed and not self._uneven:
+            return None
+        labels = self.train.all_labels()
         return torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
 
     def steps(self, batch: int) -> int:
@@ -261,79 +277,90 @@ class TaskData:
         by_step = (part.unflatten(1, size).transpose(0, 1) for part, size in zip(parts, sizes, strict=False))
         return [part_SABK.contiguous() for part_SABK in by_step]
 
-    def batch(self, indices_ABK: Tensor) -> Batch:
-        """These images, prepared, on the device: nothing here waits for it."""
-        images, labels = self.train
-        which_AB = indices_ABK[..., 0]
-        if self.augment == "none":
-            return Batch(self.prepare(images[which_AB]), labels[which_AB])
-        which_AB, down_AB, right_AB, mirrored_AB = indices_ABK.unbind(-1)
-        cut_AB = self._windows[which_AB, :, down_AB, right_AB]
-        mirrored = mirrored_AB.bool()[..., None, None, None]
-        return Batch(self.prepare(torch.where(mirrored, cut_AB.flip(-1), cut_AB)), labels[which_AB])
+    @property
+    def streamed(self) -> bool:
+        """Whether training images are read anew in every epoch."""
+        return self.train.streamed
+
+    def reading(self) -> AbstractContextManager[None]:
+        """In here what reads ahead stays from one epoch to the next."""
+        return self.train.reading()
+
+    def read_ahead(self, indices_SABK: Tensor) -> Iterable[Picked]:
+        """What `batch` takes, step by step: the indices themselves, or where items are streamed what was read."""
+        return self.train.read_ahead(indices_SABK)
+
+    def batch(self, picked: Picked) -> Batch:
+        """These images, prepared, on the device: nothing here waits for it where they are in memory."""
+        images, labels = self.train.fetch(picked)
+        return Batch(self.prepare(images), labels)
 
     def epoch(self, epoch: int, agents: Sequence[int], batch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
         for indices_SABK in self.indices(epoch, agents, batch):
-            yield from map(self.batch, indices_SABK.to(self.train[1].device))
+            yield from self._prepared(self.train, indices_SABK)
 
-    def sample(self, agent: int, images: int) -> Tensor:
+    def sample(self, agent: int, images: int) -> Inputs:
         """Some images of an agent's shard, for growth."""
         order = torch.randperm(len(self.partition[agent]), generator=spawn(self.seed, "growth", agent, self.index))
-        return self.prepare(self.train[0][self.partition[agent][order[:images]].to(self.train[0].device)])
+        which = self.partition[agent][order[:images]]
+        (batch,) = self._whole(self.train, which, len(which), "growth items", agent)
+        return batch.images_AB
 
-    def of_agent(self, agent: int, batch: int) -> Iterator[Tensor]:
+    def of_agent(self, agent: int, batch: int) -> Iterator[Inputs]:
         """All images of an agent's shard, prepared but not varied, in batches of mixed classes."""
         shard = self.partition[agent]
         order = shard[torch.randperm(len(shard), generator=spawn(self.seed, "norms", agent, self.index))]
-        for which in in_batches(order.to(self.train[0].device), batch):
-            yield self.prepare(self.train[0][which])
+        picks = self.train.picks(order[:, None], spawn(self.seed, "norms items", agent, self.index))
+        for images, _ in self._prepared(self.train, in_batches(picks, batch)):
+            yield images
 
-    def held_out(self, agent: int) -> Images:
-        """The images of an agent's shard that it does not train on, prepared."""
-        which = self._held_out[agent].to(self.train[1].device)
-        return self.prepare(self.train[0][which]), self.train[1][which]
+    def held_out(self, agent: int, batch: int) -> Iterator[Batch]:
+        """The images of an agent's shard that it does not train on, prepared; in batches where they are streamed."""
+        return self._whole(self.train, self._held_out[agent], batch, "held out items", agent)
 
-    def test_images(self) -> Images:
-        """The test images, prepared, in an order of their own (norms see batches of mixed classes)."""
-        images, labels = self.test
-        order = torch.randperm(len(labels), generator=spawn(self.seed, "test", self.index)).to(labels.device)
-        return self.prepare(images[order]), labels[order]
+    def test_images(self, batch: int) -> Iterator[Batch]:
+        """The test images, prepared, in an order of their own (norms see batches of mixed classes); in batches where
+        they are streamed."""
+        order = torch.randperm(self.test.size, generator=spawn(self.seed, "test", self.index))
+        return self._whole(self.test, order, batch, "test items")
 
-    def prepare(self, images: Tensor) -> Tensor:
+    def first(self, many: int) -> Inputs:
+        """So many training images, prepared: from the first on, and again where there are fewer."""
+        return self.prepare(self.train.first(many))
+
+    def prepare(self, images: Inputs) -> Inputs:
         """Stored images -> what the model sees."""
-        return prepared(images, self.scale, self.dtype)
+        return each(lambda tensor: prepared(tensor, self.scale, self.dtype), images)
+
+    def _whole(self, source: Source, which: Tensor, batch: int, purpose: str, *path: int) -> Iterator[Batch]:
+        """These images, prepared: at once where they are in memory, else in batches."""
+        picks = source.picks(which[:, None], spawn(self.seed, purpose, *path, self.index))
+        return self._prepared(source, in_batches(picks, batch) if source.streamed else [picks])
+
+    def _prepared(self, source: Source, picks: Iterable[Tensor]) -> Iterator[Batch]:
+        for picked in source.read_ahead(picks):
+            images, labels = source.fetch(picked.to(self.device))
+            yield Batch(self.prepare(images), labels)
 
     def _indices(self, agent: int, epoch: int, count: int) -> Tensor:
         shard, draw = self.partition[agent], Draw(self.seed, agent, self.index, epoch)
-        which = shard[self._sampler(draw, len(shard), count), None]
-        if self.augment == "none":
-            return which
-        generator = draw.generator("augment")
-        corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
-        return torch.cat([which, corner, torch.randint(2, (count, 1), generator=generator)], 1)
+        chosen = shard[self._sampler(draw, len(shard), count), None]
+        if self.augment != "none":
+            generator = draw.generator("augment")
+            corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
+            chosen = torch.cat([chosen, corner, torch.randint(2, (count, 1), generator=generator)], 1)
+        return self.train.picks(chosen, draw.generator("items"))
 
 
-def in_batches(rows: Tensor, batch: int) -> tuple[Tensor, ...]:
-    """Rows in batches. A last batch of one joins the one before it: norms need more than one image."""
-    batches = max(1, len(rows) // batch + (len(rows) % batch > 1))
-    return rows.tensor_split([number * batch for number in range(1, batches)])
+def about_of(index: int, task: Task, split: str) -> About:
+    """What is known of the items of a task before any is read."""
+    name = task.name or f"task {index + 1}"
+    if not isinstance(task.classes, int) or task.classes < 1:
+        raise ConfigError(f"task {name!r}: classes is {task.classes!r}; it should be a whole number above 0")
+    return About(name, split, task.classes, task.collate)
 
 
-def tensors(source: Images | Dataset[Any]) -> Images:
-    """(images, labels) of a pair of tensors or of any data set."""
-    try:
-        if isinstance(source, TensorDataset):
-            source = (source.tensors[0], source.tensors[1])
-        if isinstance(source, tuple | list):
-            images, labels = source
-            return torch.as_tensor(images), torch.as_tensor(labels)
-        many: Any = source
-        items = list(many) if isinstance(source, IterableDataset) else [many[i] for i in range(len(many))]
-        columns = ([torch.as_tensor(item[part]) for item in items] for part in (0, 1))
-        images, labels = map(torch.stack, columns)
-        return images, labels
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise DataError(
-            f"a task's data is not (images, labels) nor a data set of such pairs: {reason(error)}"
-        ) from error
+def _type_of(inputs: Inputs) -> str:
+    """Of the images; several inputs are no image."""
+    return str(inputs.dtype).removeprefix("torch.") if isinstance(inputs, Tensor) else "several inputs"

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from codecl.data.inputs import Inputs
 from codecl.data.task import TaskData
 from codecl.exchange import Exchange
 from codecl.space.growth import GrowthConfig
@@ -19,7 +20,7 @@ from codecl.space.layout import Layout
 
 LR = float | Tensor  # η: a number, or on the device where a step is captured and replayed
 Memory = Mapping[str, Tensor]  # what a method keeps between tasks; flooded, so equal at every agent, bit for bit
-Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # coords, images, labels -> loss [A], [A, D]
+Gradient = Callable[[Tensor, Inputs, Tensor], tuple[Tensor, Tensor]]  # coords, images, labels -> loss [A], [A, D]
 
 
 class TaskEnd(NamedTuple):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from codecl.data.inputs import take
 from codecl.data.task import Task
 from codecl.exchange.messages import message_bytes
 from codecl.plan.forecast import SURE, Forecast, Known, Like
@@ -159,7 +160,7 @@ def _seconds(setup: Setup, task: int, gossip: int, flood: int, bandwidth: float 
 
 def _ms_per_step(setup: Setup, state: State, auto: bool) -> float | None:
     """Of all agents on this machine, now, in the first task; `auto`: of the fastest way. None: it cannot be told."""
-    device = setup.tasks[0].train[1].device
+    device = setup.tasks[0].device
     if not auto:
         return autotune.measure(setup, state, device).get(setup.execution)
     choice = autotune.measured(setup, state, device)
@@ -177,8 +178,8 @@ def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, in
         each = max(each, (rows * message.coordinates + message.full) * forecast.itemsize)
         shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
     shared += sum(forecast.kept(task) for task in range(len(setup.tasks))) * forecast.itemsize
-    train = sum(data.train[0].nbytes for data in setup.tasks)
-    test = sum(data.test[0].nbytes for data in setup.tasks)
+    train = sum(data.train.nbytes for data in setup.tasks)
+    test = sum(data.test.nbytes for data in setup.tasks)
     agents, each = setup.topology.agents, each + activations
     return shared + each + train // agents + test, shared + agents * each + train + test
 
@@ -199,7 +200,7 @@ def _activations(setup: Setup, state: State) -> int:
     images, labels = next(data.epoch(0, [0], setup.train.batch_size))
     module: nn.Module = setup.module.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = functional.cross_entropy(logits(module, images[0], parameters), labels[0])
+        loss = functional.cross_entropy(logits(module, take(images, 0), parameters), labels[0])
     del loss
     return sum(kept.values())
 

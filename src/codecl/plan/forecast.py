@@ -237,7 +237,7 @@ class Forecast:
         """Bytes of a send for norms that are measured: up the tree, and down it."""
         data = self.setup.tasks[0]
         parameters = {**state.parameters, **self.setup.heads[0]}
-        sample = [data.prepare(data.train[0][:2])]
+        sample = [data.first(2)]
         sums = norms.measure(self.setup.module, parameters, sample, {})
         found = norms.statistics_of(sums, data.dtype)
         up, down = (sum(value.nbytes for value in tensors.values()) for tensors in (sums, found))

@@ -93,5 +93,7 @@ def classes_seen(data: TaskData) -> float:
     """Classes that an agent's images are of, on average over agents: e to the entropy of its labels, so that a class
     with few images counts little."""
     counts_AC = data.images_of_classes()
+    if counts_AC is None:  # dealt at random
+        return data.classes
     share_AC = counts_AC / counts_AC.sum(1, keepdim=True).clamp(min=1)
     return float(torch.special.entr(share_AC).sum(1).exp().mean())

@@ -147,7 +147,7 @@ def build_setup(
     module = module if module is not None else build_model(config, tasks[0].shape, tasks[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
     module = in_plain_operations(without_weight_norms(stateless_copy(module))).to(device, dtype)
-    sample = tasks[0].prepare(tasks[0].train[0][:2])
+    sample = tasks[0].first(min(2, tasks[0].train.size))
     roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
     roles = roles.with_shared_norms() if config.norms == "shared" else roles
     values = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
@@ -210,7 +210,7 @@ def _check_tasks(setup: Setup, start: State, device: torch.device) -> None:
     trial = copy.deepcopy(setup.module)
     before = _buffers(trial)
     with seeded(setup.seed, "trial", device):
-        for data in {(data.train[0].shape[1:], data.classes): data for data in setup.tasks}.values():
+        for data in {(data.shape, data.classes): data for data in setup.tasks}.values():
             _check_batches(setup, trial, data, {**start.parameters, **setup.heads[data.index]})
     changed = [name for name, value in _buffers(trial).items() if value != before.get(name)]
     if changed:
@@ -226,16 +226,14 @@ def _buffers(module: nn.Module) -> dict[str, str]:
 
 def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: Parameters) -> None:
     """A batch of each size that will come: for training, for the test, for growth."""
-    images = data.train[0]
     growth_images = setup.growth.by_layer(setup.roles.layers, setup.growth.sharing(setup.topology.agents))
-    repeated = torch.arange(setup.train.batch_size, device=images.device) % len(images)  # it may be more than a shard
-    batches = (
-        (True, images[repeated]),
-        (False, images[: min(setup.train.test_batch_size, len(data.test[1]))]),
-        (False, images[: max(growth_images.values(), default=2)]),
+    sizes = (
+        (True, setup.train.batch_size),  # it may be more than a shard
+        (False, min(setup.train.test_batch_size, data.test.size, data.train.size)),
+        (False, min(max(growth_images.values(), default=2), data.train.size)),
     )
-    for training, batch in batches:
-        out = logits(trial.train(training), data.prepare(batch), parameters)
+    for training, size in sizes:
+        out = logits(trial.train(training), data.first(size), parameters)
         if out.shape[1] < data.classes:
             raise ConfigError(
                 f"head: the model gives {out.shape[1]} numbers, but task {data.name!r} has {data.classes} classes"

@@ -134,8 +134,9 @@ class RunConfig(BaseModel):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that decide a run: not how often it saves itself, nor where an agent's own data is."""
-        return self.model_dump(mode="json", exclude={"checkpoint": True, "data": {"local_path"}})
+        """The fields that decide a run: not how often it saves itself, nor where an agent's own data is or who reads
+        it."""
+        return self.model_dump(mode="json", exclude={"checkpoint": True, "data": {"local_path", "workers"}})
 
     def dump(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

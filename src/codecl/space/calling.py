@@ -6,9 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from codecl.data.inputs import Inputs
 from codecl.errors import ConfigError
-
-Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]  # of a batch: one tensor, several, or several by name
 
 
 def call(module: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from codecl.data.inputs import Inputs, count
 from codecl.errors import ConfigError, RunFailed
 from codecl.space import chart as charts
 from codecl.space.calling import call
@@ -98,7 +99,7 @@ def rounded(basis: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def moments(
-    module: nn.Module, parameters: Mapping[str, Tensor], sample: Tensor, images: Mapping[Layer, int], bases: Bases
+    module: nn.Module, parameters: Mapping[str, Tensor], sample: Inputs, images: Mapping[Layer, int], bases: Bases
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """(OᵀRRᵀO, ‖R‖²) of each group of each layer for these images: `images` of them by layer, without dropout."""
     sums = {}
@@ -112,7 +113,8 @@ def moments(
     with evaluating(module):
         uses = record(lambda: call(module, parameters, sample), list(images), parameters)
     for layer, use in uses:
-        for group, (moment, energy) in enumerate(_moments(layer, use, len(sample), images[layer], bases[layer.name])):
+        found = _moments(layer, use, count(sample), images[layer], bases[layer.name])
+        for group, (moment, energy) in enumerate(found):
             before, already = sums[f"{layer.name}/{group}"]  # a weight that is used twice pools its columns
             sums[f"{layer.name}/{group}"] = before + moment, already + energy
     return sums

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from codecl.data.inputs import Inputs
 from codecl.space.calling import call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
@@ -54,7 +55,7 @@ def is_statistic(name: str) -> bool:
 
 
 def measure(
-    module: nn.Module, parameters: Parameters, batches: Iterable[Tensor], statistics: Mapping[str, Tensor]
+    module: nn.Module, parameters: Parameters, batches: Iterable[Inputs], statistics: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Of each norm [3, C] in float64: how many values came in, their sum, and the sum of their squares."""
     sums: dict[str, Tensor] = {}

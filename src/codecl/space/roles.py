@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from codecl.data.inputs import Inputs, count, tensors_of
 from codecl.errors import ConfigError
 from codecl.space import tracing
 from codecl.space.calls import Call, has_storage
@@ -77,7 +78,7 @@ class Names(NamedTuple):
 
 def parameter_roles(
     module: nn.Module,
-    images: Tensor,
+    images: Inputs,
     head: str | None = "auto",
     dense: Collection[str] = (),
     frozen: Collection[str] = (),
@@ -94,7 +95,7 @@ def parameter_roles(
     if by_name:
         raise ConfigError(f"dense and frozen: {min(by_name)!r} is the head's, which each task has of its own")
     asked = {name: role for name, role in asked.items() if name not in head_names}  # a pattern leaves the head out
-    layers, refused = _layers(module, trace, names, asked, len(images))
+    layers, refused = _layers(module, trace, names, asked, count(images))
     for identity in _used_otherwise(module, images):
         weight = names.by_id.get(identity, "")
         if weight in layers:
@@ -286,7 +287,7 @@ def _offer(names: Collection[Any]) -> str:
     return f"name it in dense={names} (always sent whole, may forget) or frozen={names} (trains in the first task only)"
 
 
-def _trace(module: nn.Module, images: Tensor) -> Trace:
+def _trace(module: nn.Module, images: Inputs) -> Trace:
     """What the module does with its parameters, in evaluation mode."""
     calls: list[TracedCall] = []
     other_uses: dict[int, str] = {}
@@ -303,7 +304,7 @@ def _trace(module: nn.Module, images: Tensor) -> Trace:
     return Trace(calls, other_uses, outputs.shape[1])
 
 
-def _used_otherwise(module: nn.Module, images: Tensor) -> set[int]:
+def _used_otherwise(module: nn.Module, images: Inputs) -> set[int]:
     """Parameters that training uses other than by calling the layer that owns them."""
     others: set[int] = set()
     trial = copy.deepcopy(module).train()  # it may change its buffers
@@ -313,7 +314,8 @@ def _used_otherwise(module: nn.Module, images: Tensor) -> set[int]:
         if not active or active[-1].weight is not call.weight:
             others.add(id(call.weight))
 
-    devices = [images.device] if images.device.type == "cuda" else []
+    device = tensors_of(images)[0].device
+    devices = [device] if device.type == "cuda" else []
     tracer = CallTracer(trial.parameters(), on_call, lambda _, tensors: others.update(map(id, tensors)))
     with torch.random.fork_rng(devices), tracing.calling(trial) as active, tracer:
         logits(trial, images)

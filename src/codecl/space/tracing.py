@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from codecl.data.inputs import Inputs, count, shape_of
 from codecl.errors import ConfigError
 from codecl.registry import reason
 from codecl.space import calls, readers
@@ -75,19 +76,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             layer.training = mode
 
 
-def logits(module: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+def logits(module: nn.Module, images: Inputs, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
     """What the module gives for these images, with these parameters, checked to be a row of numbers an image."""
-    shape = list(images.shape[1:])
+    shape, many = shape_of(images), count(images)
     try:
         with torch.no_grad():
             out = call(module, parameters or {}, images)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         mode = "training on" if module.training else "taking"
-        raise ConfigError(f"model: {mode} {len(images)} images of shape {shape} fails: {reason(error)}") from error
-    if out.ndim != 2 or len(out) != len(images):
-        raise ConfigError(
-            f"model: for {len(images)} images it gives {list(out.shape)}; it should give [{len(images)}, classes]"
-        )
+        raise ConfigError(f"model: {mode} {many} images of shape {shape} fails: {reason(error)}") from error
+    if out.ndim != 2 or len(out) != many:
+        raise ConfigError(f"model: for {many} images it gives {list(out.shape)}; it should give [{many}, classes]")
     return out
 
 

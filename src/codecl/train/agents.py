@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from codecl.data.inputs import Inputs
 from codecl.space import chart as charts
 from codecl.space.calling import call
 from codecl.space.chart import Chart
@@ -49,8 +50,8 @@ class AgentLoss:
                 linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
                 factor(linear, slot.chart, slot.layer.bias is not None)
 
-    def __call__(self, own: Parameters, images_B: Tensor, labels_B: Tensor) -> Tensor:
-        autocast = torch.autocast(images_B.device.type, torch.bfloat16, cache_enabled=False)
+    def __call__(self, own: Parameters, images_B: Inputs, labels_B: Tensor) -> Tensor:
+        autocast = torch.autocast(labels_B.device.type, torch.bfloat16, cache_enabled=False)
         with autocast if self.half else nullcontext():
             logits = call(self.module, {**self.shared, **own}, images_B)
         logits = logits.float() if self.half else logits
@@ -96,7 +97,7 @@ class Agents:
         self._has_worked = False
         self._why_loop = ""
 
-    def gradient(self, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(self, coords_AD: Tensor, images_AB: Inputs, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """(loss [A], its gradient by each agent's coordinates [A, D]): Algorithm 1, lines 5 and 6 in one.
 
         Law: stacked agents equal a loop over agents."""
@@ -109,9 +110,9 @@ class Agents:
         with multiplying(self.precision, coords.device):
             return BuiltAgents(coords, self._weights.build(coords))
 
-    def gradient_at(self, built: BuiltAgents, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient_at(self, built: BuiltAgents, images_AB: Inputs, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         """`gradient` at what was built."""
-        with multiplying(self.precision, images_AB.device):
+        with multiplying(self.precision, labels_AB.device):
             while not self._has_worked:
                 try:
                     loss_A, grad_AD = self._gradient(built, images_AB, labels_AB)
@@ -126,7 +127,7 @@ class Agents:
                     return loss_A, grad_AD
             return self._gradient(built, images_AB, labels_AB)
 
-    def _gradient(self, built: BuiltAgents, images_AB: Tensor, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(self, built: BuiltAgents, images_AB: Inputs, labels_AB: Tensor) -> tuple[Tensor, Tensor]:
         loss_A = EXECUTIONS[self.execution](self.loss, built.own, images_AB, labels_AB)
         if self.layout.size:
             (grad_AD,) = torch.autograd.grad(loss_A.sum(), built.coords_AD)

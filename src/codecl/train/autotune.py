@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 
 import codecl
 from codecl import files
+from codecl.data.sources import Picked
 from codecl.exchange import Simulated
 from codecl.exchange import topology as topologies
 from codecl.exchange.topology import TopologyConfig
@@ -43,7 +44,7 @@ def choose(setup: Setup, state: State) -> Choice:
     """The fastest way, from the cache where it is known. It does not depend on the free dimensions of a task.
 
     Measured among the agents of this process alone: it waits for no other."""
-    device = setup.tasks[0].train[1].device
+    device = setup.tasks[0].device
     file, key = files.cache_folder() / "execution.json", _key(setup, device)
     known = _read(file).get(key)
     if isinstance(known, dict) and known.get("execution") in CANDIDATES[device.type]:
@@ -92,16 +93,17 @@ def _key(setup: Setup, device: torch.device) -> str:
     data, shapes = setup.tasks[0], [(layer.shape, layer.rows, layer.groups) for layer in setup.roles.layers]
     threads = f"{1 if _may_choose_threads(device) else torch.get_num_threads()}-{torch.get_num_threads()}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu/{threads}"
-    parts = [str(setup.module), shapes, tuple(data.train[0].shape[1:]), data.augment, len(setup.exchange.agents)]
+    parts = [str(setup.module), shapes, data.shape, data.augment, len(setup.exchange.agents)]
     parts += [setup.train.batch_size, setup.train.precision, str(data.dtype), name, torch.__version__]
     parts += [codecl.__version__, kernels.available(device, data.dtype)]
-    parts += [] if setup.exchange.on_device else ["no graph"]
+    parts += [] if setup.exchange.on_device and not data.streamed else ["no graph"]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 def measure(setup: Setup, state: State, device: torch.device) -> dict[Execution, float]:
     """Milliseconds of a step, the best of some turns that candidates take one after another."""
-    data, count, graph = setup.tasks[0], STEPS[device.type], setup.exchange.on_device and device.type == "cuda"
+    data, count = setup.tasks[0], STEPS[device.type]
+    graph = setup.exchange.on_device and device.type == "cuda" and not data.streamed
     among = topologies.build(TopologyConfig(name="complete"), len(setup.exchange.agents), setup.seed)
     setup = setup._replace(exchange=Simulated(among, data.dtype, device))
     turns: dict[Execution, Callable[[], float]] = {}
@@ -111,22 +113,25 @@ def measure(setup: Setup, state: State, device: torch.device) -> dict[Execution,
         carry = Carry.split(start_of(setup, agents).carry_AE, agents.layout.size, setup.train)
         indices = data.indices(0, setup.exchange.agents, setup.train.batch_size)[0][:count]
         with suppress(torch.OutOfMemoryError):  # what does not fit is no candidate
-            step(carry, indices[0].to(device), 0.0)
+            picked_S = [*data.read_ahead(indices)] if data.streamed else indices  # reading takes the same time anyhow
+            step(carry, picked_S[0].to(device), 0.0)
             if agents.execution == execution:  # a model that cannot be stacked falls back to a loop
                 run = epochs(step, carry, indices, setup.exchange.traffic, graph=graph)
-                turns[execution] = _turn(run, carry, indices, device)
+                turns[execution] = _turn(run, carry, picked_S, device)
     rounds = [{execution: turn() for execution, turn in turns.items()} for _ in range(ROUNDS)]
     return {execution: round(min(times[execution] for times in rounds), 4) for execution in turns}
 
 
-def _turn(run: RunEpoch, carry: Carry, indices: Tensor, device: torch.device) -> Callable[[], float]:
+def _turn(
+    run: RunEpoch, carry: Carry, picked_S: Sequence[Picked] | Tensor, device: torch.device
+) -> Callable[[], float]:
     def turn() -> float:
         _wait(device)
         began = time.perf_counter()
-        for _ in run(carry, indices, 0.0):
+        for _ in run(carry, picked_S, 0.0):
             pass
         _wait(device)
-        return 1000 * (time.perf_counter() - began) / len(indices)
+        return 1000 * (time.perf_counter() - began) / len(picked_S)
 
     return turn
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from codecl.data.inputs import Inputs
 from codecl.space import chart as charts
 from codecl.space.directions import space
 from codecl.space.layout import parameters_of
@@ -47,7 +48,7 @@ def mu_of(setup: Setup, agents: Agents, task: int, live: LiveEpoch) -> Tensor:
 
 
 def weight_gradients(
-    agents: Agents, module: nn.Module, coords_AD: Tensor, images_AB: Tensor, labels_AB: Tensor
+    agents: Agents, module: nn.Module, coords_AD: Tensor, images_AB: Inputs, labels_AB: Tensor
 ) -> dict[str, Tensor]:
     """The gradient of each agent's loss by each layer's W [A, G, O, N], whatever is free in it.
 
@@ -57,7 +58,7 @@ def weight_gradients(
     for slot, coords in agents.layout.pieces(coords_AD.detach()):
         own.update(parameters_of(slot, coords))
     own = {name: value.requires_grad_() for name, value in own.items()}
-    with multiplying(agents.precision, images_AB.device):
+    with multiplying(agents.precision, labels_AB.device):
         loss_A = EXECUTIONS[agents.execution](loss, own, images_AB, labels_AB)
         values = torch.autograd.grad(loss_A.sum(), list(own.values()), allow_unused=True, materialize_grads=True)
     grads = dict(zip(own, values, strict=True))

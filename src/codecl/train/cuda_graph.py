@@ -6,12 +6,13 @@ variation.
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
+from codecl.data.sources import Picked
 from codecl.exchange import Traffic
 from codecl.exchange.base import MessageKind, Sent
 from codecl.registry import reason
@@ -19,8 +20,8 @@ from codecl.train.state import Carry
 from codecl.train.step import Step
 
 WARM_UP = 2  # runs before a capture: libraries choose their kernels and allocate what they keep
-# (carry, indices [S, A, B, K], lr) -> after each step (carry, loss [A]); both hold until the next step
-RunEpoch = Callable[[Carry, Tensor, float], Iterator[tuple[Carry, Tensor]]]
+# (carry, indices [S, A, B, K] or images read ahead, lr) -> after each step (carry, loss [A]); both hold until the next
+RunEpoch = Callable[[Carry, Iterable[Picked], float], Iterator[tuple[Carry, Tensor]]]
 
 
 class Plain:
@@ -29,9 +30,11 @@ class Plain:
     def __init__(self, step: Step) -> None:
         self.step = step
 
-    def __call__(self, carry: Carry, indices_SABK: Tensor, lr: float) -> Iterator[tuple[Carry, Tensor]]:
-        for indices_ABK in indices_SABK.to(carry.coords_AD.device):
-            carry, loss_A = self.step(carry, indices_ABK, lr)
+    def __call__(self, carry: Carry, picked_S: Iterable[Picked], lr: float) -> Iterator[tuple[Carry, Tensor]]:
+        if isinstance(picked_S, Tensor):
+            picked_S = picked_S.to(carry.coords_AD.device)
+        for picked in picked_S:
+            carry, loss_A = self.step(carry, picked, lr)
             yield carry, loss_A
 
 
@@ -53,7 +56,8 @@ class Replay:
         if device.type == "cuda":
             self._capture()
 
-    def __call__(self, carry: Carry, indices_SABK: Tensor, lr: float) -> Iterator[tuple[Carry, Tensor]]:
+    def __call__(self, carry: Carry, indices_SABK: Iterable[Picked], lr: float) -> Iterator[tuple[Carry, Tensor]]:
+        assert isinstance(indices_SABK, Tensor), "only images in memory are picked inside a graph"
         if carry is not self._carry:
             self._put(carry)
         self._indices_SABK.copy_(indices_SABK, non_blocking=True)

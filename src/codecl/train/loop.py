@@ -35,7 +35,8 @@ def train(setup: Setup, state: State, position: TaskPosition | None = None) -> I
         agents = open_task(setup, state, data)
         start = start_of(setup, agents, position)
         yield _task_opened(setup, state, data, agents)
-        carry = yield from _train_task(setup, state, data, agents, start)
+        with data.reading():
+            carry = yield from _train_task(setup, state, data, agents, start)
         setup = setup._replace(execution=agents.execution)
         state = yield from close_task(setup, state, data, agents, carry, agreed=start.agreed)
         yield scoring.evaluate(setup, state, data.index)
@@ -86,7 +87,7 @@ def _train_task(
     carry = Carry.split(start.carry_AE, agents.layout.size, config)
     full_SABK, *last = data.indices(start.epoch, exchange.agents, config.batch_size)
     indices = [full_SABK[start.step :], *last]
-    graph = exchange.on_device and carry.coords_AD.is_cuda
+    graph = exchange.on_device and carry.coords_AD.is_cuda and not data.streamed
     step = make_step(setup, state, data, agents)
     run_batches = [epochs(step, carry, indices_SABK, exchange.traffic, graph) for indices_SABK in indices]
     for epoch in range(start.epoch, config.epochs):
@@ -96,7 +97,7 @@ def _train_task(
         began = time.perf_counter()
         losses = []
         for run, indices_SABK in zip(run_batches, indices, strict=True):
-            for carry, loss_A in run(carry, indices_SABK, lr):  # noqa: B020
+            for carry, loss_A in run(carry, data.read_ahead(indices_SABK), lr):  # noqa: B020
                 losses.append(loss_A)
                 yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=carry.coords_AD)
         indices = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
@@ -120,8 +121,9 @@ def _lr(setup: Setup, carry: Carry, epoch: int) -> float | None:
 
 def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
     """The schedule looks at the loss of the one agent on the images that it holds out."""
-    parameters, held_out = agents.layout.parameters(carry.coords_AD[0]), data.held_out(setup.exchange.agents[0])
-    loss = scoring.loss(setup.module, parameters, *held_out, setup.train.test_batch_size)
+    parameters, batch_size = agents.layout.parameters(carry.coords_AD[0]), setup.train.test_batch_size
+    held_out = data.held_out(setup.exchange.agents[0], batch_size)
+    loss = scoring.loss(setup.module, parameters, held_out, batch_size)
     watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, loss)
     return carry._replace(watched_AW=watched.joined())
 

@@ -27,7 +27,7 @@ def choose_directions(setup: Setup, state: State, data: TaskData) -> Generator[E
     """The state with the directions of this task. If the chosen agent is gone, the next chooses."""
     exchange, layers = setup.exchange, setup.roles.layers
     parameters = {**state.parameters, **setup.heads[data.index]}
-    device, dtype = data.train[1].device, data.dtype
+    device, dtype = data.device, data.dtype
     nothing_grown = growth.exact({}, layers, device)
     for chosen in succession(setup.seed, data.index, setup.topology.agents):
         began = time.perf_counter()
