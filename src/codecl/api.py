@@ -26,6 +26,7 @@ from codecl.runs.model import load
 from codecl.runs.next_task import Past, Tests
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
+from codecl.space.wrapped import unwrapped
 from codecl.train import autotune
 from codecl.train.events import Event, RunStarted, of_type
 from codecl.train.execution import Execution
@@ -86,20 +87,15 @@ def fit(
     turns it off."""
     if not tasks:
         raise ConfigError("tasks: there are none; give at least one codecl.Task(train, test, classes)")
+    model = unwrapped(model)
     settings = own.with_functions(settings, loss=loss, score=score)
     config = own_config(model, agents, topology, method, settings)  # what is not allowed is said before data are read
     tasks = [own.loaded(number, task, config) for number, task in enumerate(tasks)]
     digests = [own.task_digest(task) for task in tasks]
     config = own_config(model, agents, topology, method, settings, " ".join(digests))
     where: dict[str, Any] = {"out": Path(out), "device": device, "exchange": exchange}
-    job: dict[str, Any] = {
-        **where,
-        "module": model,
-        "again": again,
-        "mu": mu,
-        "on_event": on_event,
-        "progress": progress,
-    }
+    seen: dict[str, Any] = {"on_event": on_event, "progress": progress}
+    job: dict[str, Any] = {**where, **seen, "module": model, "again": again, "mu": mu}
     if after is None:
         return run(config, tasks=tasks, **job)
     after = after.folder if isinstance(after, Result) else Path(after)

@@ -20,6 +20,7 @@ from codecl.runs.growing import Standing
 from codecl.runs.model import load
 from codecl.runs.next_task import Tests
 from codecl.runs.writer import folder_of
+from codecl.space.wrapped import unwrapped
 
 TestAgain = Sequence[Task] | Mapping[str | int, Any]
 
@@ -58,7 +59,7 @@ class Learner:
         **settings: Any,
     ) -> None:
         """The keywords are those of `fit`. Made again with the same ones, a learner goes on where it was."""
-        settings = own.with_functions(settings, loss=loss, score=score)
+        model, settings = unwrapped(model), own.with_functions(settings, loss=loss, score=score)
         start = own_config(model, agents, topology, method, settings)
         self._take(folder_of(start, Path(out)), start, model, Options(device, exchange, mu, on_event, progress))
 
@@ -79,6 +80,7 @@ class Learner:
 
         A folder of `codecl.fit` or `codecl run` stays as it is: the learner goes on in a new one beside it."""
         learner, path = cls.__new__(cls), Path(folder)
+        model = None if model is None else unwrapped(model)
         learner._take(path, None, model, Options(device, exchange, mu, on_event, progress))
         now = learner._now()
         if not now.tasks:

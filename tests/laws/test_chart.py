@@ -235,3 +235,57 @@ def test_how_constrained_a_gradient_is_counts_all_layers_with_bases_and_no_other
     assert float(charts.constrained(grads, {"a": [first]})) == pytest.approx(3 / 5)
     assert float(charts.constrained(grads, {"a": [first], "b": [none]})) == pytest.approx(3 / (25 + 288) ** 0.5)
     assert float(charts.constrained({"a": torch.zeros(1, 1, 1, 2)}, {"a": [first]})) == 0
+
+
+@st.composite
+def token_charts(draw):
+    o, v, seed = draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(0, 10**6))
+    tokens = torch.tensor(sorted(draw(st.sets(st.integers(0, v - 1)))), dtype=torch.int64)
+    anchor = torch.randn(1, o, v, dtype=torch.float64, generator=generator(seed))
+    columns = torch.eye(v, dtype=torch.float64)[:, tokens]
+    return charts.chart(anchor, [tokens]), charts.chart(anchor, [columns]), seed
+
+
+@given(token_charts())
+def test_a_chart_of_tokens_is_the_chart_of_their_columns_of_the_identity(case):
+    tokens, dense, seed = case
+    assert charts.size(tokens) == charts.size(dense)
+    assert torch.equal(charts.decode(charts.start(tokens), tokens), tokens.anchor_GON)
+    rows = torch.stack([coordinates(tokens, seed + i) for i in range(3)])
+    torch.testing.assert_close(charts.decode(rows, tokens), charts.decode(rows, dense), **TIGHT)
+    weight = charts.decode(rows[0], tokens)
+    torch.testing.assert_close(charts.encode(weight, tokens), rows[0], **TIGHT)
+    grad = torch.randn(weight.shape, dtype=torch.float64, generator=generator(seed + 5))
+    torch.testing.assert_close(charts.project(grad, tokens), charts.project(grad, dense), **TIGHT)
+    if charts.size(tokens):
+        coords = rows[0].requires_grad_()
+        (by_coords,) = torch.autograd.grad((charts.decode(coords, tokens) * grad).sum(), coords)
+        torch.testing.assert_close(charts.decode(by_coords, tokens) - tokens.anchor_GON, charts.project(grad, tokens))
+    bases = tokens.tokens_F, dense.free_GNF[0]
+    mus = [charts.constrained({"a": grad[None]}, {"a": [basis]}) for basis in bases]
+    torch.testing.assert_close(*mus, **TIGHT)
+    inside = [charts.inside(grad, basis) for basis in bases]
+    torch.testing.assert_close(*inside, **TIGHT)
+    back = [charts.along(inside[0], basis, grad.shape[-1]) for basis in bases]
+    torch.testing.assert_close(*back, **TIGHT)
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=9), st.sets(st.integers(0, 8)), st.floats(0.01, 1.0), st.booleans()
+)
+def test_tokens_that_stay_free_are_those_seen_least(counts, free, threshold, is_whole):
+    """Enough energy joins the core, no token to spare; the lower count stays free, then the lower id."""
+    counts = torch.tensor(counts, dtype=torch.float64)
+    tokens = torch.tensor([token for token in range(len(counts)) if is_whole or token in free], dtype=torch.int64)
+    moment, energy = charts.token_moment(counts, tokens)
+    kept = charts.grow(tokens, moment, energy, threshold)
+    assert set(kept.tolist()) <= set(tokens.tolist())
+    assert kept.tolist() == sorted(kept.tolist())
+    if energy == 0:
+        assert torch.equal(kept, tokens)
+        return
+    assert counts[kept].sum() <= (1 - threshold + 1e-9) * energy
+    gone = sorted((float(counts[token]), token) for token in set(tokens.tolist()) - set(kept.tolist()))
+    if gone:
+        assert counts[kept].sum() + gone[0][0] > (1 - threshold) * energy
+        assert all((float(counts[token]), token) < gone[0] for token in kept.tolist())

@@ -92,6 +92,7 @@ def test_packing_a_moment_keeps_it():
     for side in (0, 1, 2, 7, 90):
         half = torch.randn(side, side, dtype=torch.float64)
         moments[f"l/{side}"] = half @ half.mT, torch.tensor(float(side), dtype=torch.float64)
+        moments[f"tokens/{side}"] = torch.randn(side, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
     again = growth.unpacked(growth.packed(moments))
     for name, (moment, energy) in moments.items():
         torch.testing.assert_close(again[name][0], moment, rtol=0, atol=1e-12)

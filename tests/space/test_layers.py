@@ -186,38 +186,62 @@ class Token(nn.Module):
         return self.head(x + self.token)
 
 
-def test_a_parameter_without_a_place_is_named_with_the_way_out():
-    message = refusal(Token(), torch.randn(3, 4))
-    assert "'token' (of Token)" in message
-    assert "dense=['token']" in message
-    assert parameter_roles(Token(), torch.randn(3, 4), dense=["token"]).dense == ("token",)
-    assert parameter_roles(Token(), torch.randn(3, 4), frozen=["token"]).first == ("token",)
+def test_a_parameter_that_multiplies_no_inputs_is_treated_as_a_norm():
+    places = parameter_roles(Token(), torch.randn(3, 4))
+    assert (places.small, places.norms, places.first) == (("token",),) * 3
+    assert places.with_shared_norms().dense == ("token",)
+    asked = parameter_roles(Token(), torch.randn(3, 4), dense=["token"])
+    assert (asked.dense, asked.small, asked.norms) == (("token",), (), ())
+    asked = parameter_roles(Token(), torch.randn(3, 4), frozen=["tok*"])
+    assert (asked.first, asked.small, asked.norms) == (("token",), (), ())
+
+
+class Calling(nn.Module):
+    """Calls its parts one after another."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x):
+        for part in self.parts:
+            if not isinstance(part, nn.ModuleDict):
+                x = part(x, x) if isinstance(part, nn.Bilinear) else part(x)
+        return x
 
 
 @pytest.mark.parametrize(
-    ("module", "named"),
+    ("parts", "small"),
     [
-        (nn.Sequential(nn.PReLU(), nn.Linear(4, 2)), "0.weight"),
-        (nn.Sequential(nn.Bilinear(4, 4, 2)), "0.weight"),
-        (nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2)), "original0"),
-        (nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"spare": nn.Linear(4, 4)}), nn.Linear(4, 2)), "spare.weight"),
+        ([nn.PReLU()], ["parts.0.weight"]),
+        ([nn.Bilinear(4, 4, 4)], ["parts.0.weight", "parts.0.bias"]),
+        ([nn.ConvTranspose1d(3, 3, 2), nn.Linear(5, 4)], ["parts.0.bias"]),
+        ([nn.ModuleDict({"spare": nn.Linear(4, 4)})], ["parts.0.spare.weight", "parts.0.spare.bias"]),
     ],
-    ids=["prelu", "bilinear", "weight norm", "never called"],
+    ids=["prelu", "bilinear", "bias of a transposed convolution", "never called"],
 )
-def test_what_codecl_cannot_follow_is_refused_by_name(module, named):
-    class Skipping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = module
+def test_parameters_that_multiply_no_inputs(parts, small):
+    images = torch.randn(3, 3, 4) if isinstance(parts[0], nn.ConvTranspose1d) else torch.randn(3, 4)
+    ends = [nn.Flatten(), nn.Linear(12, 2)] if images.ndim == 3 else [nn.Linear(4, 2)]
+    assert list(parameter_roles(Calling(*parts, *ends), images).small) == small
 
-        def forward(self, x):
-            for part in self.parts:
-                if isinstance(part, nn.ModuleDict):
-                    continue
-                x = part(x, x) if isinstance(part, nn.Bilinear) else part(x)
-            return x
 
-    assert named in refusal(Skipping(), torch.randn(3, 4), head=None)
+@pytest.mark.parametrize("kind", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_a_parametrized_weight_is_refused_by_name(kind):
+    module = Calling(kind(nn.Linear(4, 4)), nn.Linear(4, 2))
+    assert "'parts.0.parametrizations.weight.original" in refusal(module, torch.randn(3, 4))
+    assert len(parameter_roles(module, torch.randn(3, 4), frozen=["parts.0.*"]).first) > 1
+
+
+def test_patterns_say_what_parameters_are():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    places = parameter_roles(module, torch.randn(3, 4), dense=["0.*"], frozen=["1.w*"])
+    assert (places.dense, places.first, places.small) == (("0.weight", "0.bias"), ("1.weight", "1.bias"), ("1.bias",))
+    everything = parameter_roles(module, torch.randn(3, 4), frozen=["*"])
+    assert (everything.layers, everything.head) == ((), ("2.weight", "2.bias"))
+    assert "frozen: the model has no parameter 'enc*'" in refusal(module, torch.randn(3, 4), frozen=["enc*"])
+    assert "'0.bias' is in both" in refusal(module, torch.randn(3, 4), dense=["0.*"], frozen=["*.bias"])
+    assert "'2.bias' is the head's" in refusal(module, torch.randn(3, 4), frozen=["2.bias"])
 
 
 def test_raw_parameters_that_are_used_as_weights_are_layers_too():

@@ -72,7 +72,8 @@ class Method(BaseModel, ABC):
 
     @abstractmethod
     def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
-        """Layers that train in a part of their space: a basis [N, F] of it for each group. Others train whole."""
+        """Layers that train in a part of their space: a basis [N, F] of it for each group, or the
+        tokens [F] of a table. Others train whole."""
 
     def within(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
         """Layers whose gradient is projected, with a basis [N, F] of the space for each group."""

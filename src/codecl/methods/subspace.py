@@ -67,12 +67,12 @@ def grown(end: TaskEnd) -> dict[str, Tensor] | None:
 
 def grown_size(sizes: TaskSizes) -> TaskEndSize:
     """Moments up the tree where everyone's images count, a lower triangle and an energy a group; bases down it."""
-    bases = sum(layer.inputs * sizes.free_after[layer.name] for layer in sizes.layers)
+    bases = sum(layer.direction_bytes(sizes.itemsize) * sizes.free_after[layer.name] for layer in sizes.layers)
     moments = 0
     if sizes.growth.subspace_from == "all":
-        sides = [side for layer in sizes.layers for side in _by_group(sizes.free[layer.name], layer.groups)]
-        moments = sum(side * (side + 1) // 2 + 1 for side in sides)
-    return TaskEndSize(moments * torch.float64.itemsize, bases * sizes.itemsize)
+        for layer in sizes.layers:
+            moments += sum(layer.moment_size(side) for side in _by_group(sizes.free[layer.name], layer.groups))
+    return TaskEndSize(moments * torch.float64.itemsize, bases)
 
 
 def _by_group(free: int, groups: int) -> list[int]:

@@ -305,5 +305,5 @@ def _max_bytes(setup: Setup, start: State) -> int:
     """What the tensors of a message can have: weights and heads, a method's memory of as many or of a basis."""
     numbers = sum(value.numel() for value in (*start.parameters.values(), *setup.heads[0].values()))
     numbers += max(sum(value.numel() for value in head.values()) for head in setup.heads)
-    inputs = [(layer.groups, layer.shape[1:].numel() + 1) for layer in setup.roles.layers]
-    return 8 * (3 * numbers + sum(groups * count * count for groups, count in inputs)) + (1 << 16)
+    bases = [layer.groups * (layer.inputs + 1) * (layer.direction_size + 1) for layer in setup.roles.layers]
+    return 8 * (3 * numbers + sum(bases)) + (1 << 16)

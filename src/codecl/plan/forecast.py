@@ -121,11 +121,17 @@ class Forecast:
         if not chooses(self.setup, task):
             return Opening(0, 0)
         layers, own, trained = self.layers, self._own(task), self._trained(task)
-        bases = sum(layer.inputs * (own.get(name, 0) + trained.get(name, 0)) for name, layer in layers.items())
+        bases = sum(
+            layer.direction_bytes(self.itemsize) * (own.get(name, 0) + trained.get(name, 0))
+            for name, layer in layers.items()
+        )
         moments = 0
         if self.config.growth.subspace_from == "all":
-            moments = sum(layer.groups * (layer.inputs * (layer.inputs + 1) // 2 + 1) for layer in layers.values())
-        return Opening(moments * torch.float64.itemsize, bases * self.itemsize)
+            moments = sum(
+                layer.groups * layer.moment_size(layer.inputs - (layer.padding is not None))
+                for layer in layers.values()
+            )
+        return Opening(moments * torch.float64.itemsize, bases)
 
     def kept(self, task: int) -> int:
         """Numbers that a task keeps for itself."""
@@ -208,7 +214,9 @@ class Forecast:
         out = {}
         for name, layer in self.layers.items():
             core = _whole(layer) - free[name] if known and task else _whole(layer)
-            most = own.directions * layer.groups if own.share is None else room // (layer.inputs + layer.outputs)
+            most = (
+                own.directions * layer.groups if own.share is None else room // (layer.direction_size + layer.outputs)
+            )
             out[name] = min(most, core)
         return out
 

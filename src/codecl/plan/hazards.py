@@ -12,16 +12,37 @@ from codecl.train.state import Setup
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
 NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
 LARGE_ADAM = 0.01  # lr of adamw
+NAMED = 5  # names in a line
 FEW_CLASSES = 0.5  # of a task's, as an agent sees them: batch norm then measures other statistics than the test's
 
 
 def hazards(setup: Setup) -> Iterator[str]:
     """`field: what happens; what to do`."""
+    yield from _small_parameters(setup)
     yield from _small_shards(setup)
     yield from _slow_mixing(setup)
     yield from _narrow_steps(setup)
     yield from _large_steps(setup)
     yield from _batch_norms(setup)
+
+
+def _small_parameters(setup: Setup) -> Iterator[str]:
+    """Parameters that carry no coordinates, though nobody said so."""
+    small = setup.roles.small
+    if not small:
+        return
+    named = ", ".join(map(repr, small[:NAMED]))
+    more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
+    if small[0] in setup.own_norms:
+        rule = "each task has its own, as of norms (dense, frozen say otherwise)"
+    elif small[0] in setup.roles.dense:
+        rule = "trained whole in every task, as norms are, and may forget (frozen says otherwise)"
+    else:
+        rule = (
+            "trained in the first task only, as norms are (norms='own' gives each task its own; dense, frozen say"
+            " otherwise)"
+        )
+    yield f"model: {named}{more} {'multiplies' if len(small) == 1 else 'multiply'} no inputs: {rule}"
 
 
 def _small_shards(setup: Setup) -> Iterator[str]:

@@ -26,8 +26,10 @@ from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
 from codecl.seeding import derive, spawn
 from codecl.space.layout import Parameters
+from codecl.space.plain import in_plain_operations
 from codecl.space.roles import parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
+from codecl.space.wrapped import copied, unwrapped, without_weight_norms
 from codecl.train.execution import multiplying
 from codecl.train.objective_check import check_objective
 from codecl.train.state import Setup, State
@@ -161,7 +163,7 @@ def build_setup(
     if module is None:
         module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
-    module = stateless_copy(module).to(device, dtype)
+    module = working_copy(module).to(device, dtype)
     sample = tasks[0].first(min(2, tasks[0].train.size))
     roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
     roles = roles.with_shared_norms() if config.norms == "shared" else roles
@@ -199,7 +201,7 @@ def _check_share(setup: Setup) -> None:
     share, layers = setup.own.share, setup.roles.layers
     later = [data for data in setup.tasks if data.index > 0]
     for data in later if share is not None and layers else ():
-        smallest = min(layer.inputs + layer.outputs for layer in layers)
+        smallest = min(layer.direction_size + layer.outputs for layer in layers)
         if own_room(setup, data) < smallest:
             least = math.ceil(1000 * (kept_size(setup, data) + smallest) / max(1, body_size(setup))) / 1000
             raise ConfigError(
@@ -259,10 +261,16 @@ def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: P
             )
 
 
+def working_copy(module: nn.Module) -> nn.Module:
+    """The copy that trains: without running statistics, its weights seen where they multiply. Law: of itself, it is the
+    same."""
+    return in_plain_operations(without_weight_norms(stateless_copy(module)))
+
+
 def stateless_copy(module: nn.Module) -> nn.Module:
-    """A copy whose norms keep no running statistics."""
+    """A copy of what a user's module is inside its wrappers, whose norms keep no running statistics."""
     try:
-        return without_running_statistics(copy.deepcopy(module))
+        return without_running_statistics(copied(unwrapped(module)))
     except RuntimeError as error:
         raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
 

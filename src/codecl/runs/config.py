@@ -104,8 +104,12 @@ class RunConfig(BaseModel):
     head: str | None = Field(
         "auto", description="the Linear each task has of its own; auto: the last called; null: shared"
     )
-    dense: tuple[str, ...] = Field((), description="parameters that train whole in every task, and may forget")
-    frozen: tuple[str, ...] = Field((), description="parameters that train in the first task only")
+    dense: tuple[str, ...] = Field(
+        (), description="parameters (or patterns such as embed.*) that train whole in every task, and may forget"
+    )
+    frozen: tuple[str, ...] = Field(
+        (), description="parameters (or patterns such as encoder.*) that train in the first task only"
+    )
     method: MethodChoice = MethodChoice(name="codec")
     growth: GrowthConfig = GrowthConfig()
     message: MessageConfig = MessageConfig()
@@ -113,8 +117,8 @@ class RunConfig(BaseModel):
     free: FreeConfig = FreeConfig()
     norms: Literal["first", "own", "shared"] = Field(
         "first",
-        description="parameters of norms: trained in the first task only, each task's own, or trained in every task"
-        " and shared (sent whole, may forget)",
+        description="parameters of norms, and others that multiply no inputs: trained in the first task only, each"
+        " task's own, or trained in every task and shared (sent whole, may forget)",
     )
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -21,6 +21,7 @@ from codecl.runs.config import RunConfig
 from codecl.runs.reader import one_run, read_config, read_layers, read_tasks
 from codecl.space import norms
 from codecl.space.kept import Kept
+from codecl.space.wrapped import weight_norms
 from codecl.train.state import State
 
 DIRECTIONS, COORDINATES = "directions/", "coordinates/"  # before the names of layers in a task's file
@@ -63,7 +64,8 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model of task {task + 1} (index {task}: the first task has index 0)")
     module = stateless_copy(model).to(getattr(torch, config.dtype))
-    known, shared, kept = dict(module.named_parameters()), load_file(body), read_kept(own)
+    shared, kept, normed = load_file(body), read_kept(own), weight_norms(module)
+    known = {**dict(module.named_parameters()), **{name: weight.v for name, weight in normed.items()}}
     for name, value in {**shared, **kept.parameters}.items():
         compared = slice(1, None) if name not in shared else slice(None)  # a head may have another number of classes
         if name not in known or known[name].shape[compared] != value.shape[compared]:
@@ -72,10 +74,13 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
             )
     layers = read_layers(path, shared) if kept.directions else []
     for name, value in kept.model(layers, shared).items():
-        known[name].data = value  # in place: layers that share a parameter go on sharing it
+        if name in normed:
+            normed[name].put(value)
+        else:
+            known[name].data = value  # in place: layers that share a parameter go on sharing it
         layer = module.get_submodule(name.rpartition(".")[0])
         if isinstance(layer, nn.Linear):
-            layer.out_features = layer.weight.shape[0]
+            layer.out_features = known[name].shape[0]
     norms.put(module, kept.statistics)
     return module.eval()
 

@@ -15,7 +15,7 @@ from codecl.data.task import Task, TaskInfo
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.registry import near
 from codecl.runs import checkpoint, own
-from codecl.runs.build import read_stream, scaled, stateless_copy, task_options
+from codecl.runs.build import read_stream, scaled, task_options, working_copy
 from codecl.runs.checkpoint import Checkpoint
 from codecl.runs.config import RunConfig, merge, stream_digest, validate
 from codecl.runs.model import recorded_model
@@ -60,7 +60,7 @@ def module_of(past: Past, module: nn.Module | None) -> nn.Module:
         raise ConfigError(f"{name}: was made with a model of your own: pass one, codecl.Learner.open(folder, model)")
     else:
         module = recorded_model(past.folder, config)
-    module = stateless_copy(module).to(getattr(torch, config.dtype))
+    module = working_copy(module).to(getattr(torch, config.dtype))
     recorded = read_structure(past.folder)
     if not recorded:
         raise DataError(f"{name}: was recorded by an older codecl, which kept no head for a next task")

@@ -189,13 +189,17 @@ def read_structure(folder: Path) -> dict[str, list[str]]:
 
 def read_layers(folder: Path, parameters: Mapping[str, "Tensor"]) -> list["Layer"]:
     """The layers of a recorded run that carry coordinates, as far as its own directions need to know them."""
+    from codecl.space.calls import Form
     from codecl.space.layers import Layer
 
     with suppress(OSError, ValueError, KeyError, TypeError):
         values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
-        return [
-            Layer(**layer, shape=parameters[layer["weight"]].shape, rows=0, owned=False) for layer in values["layers"]
-        ]
+        layers = []
+        for facts in values["layers"]:
+            form = facts.pop("form", None)
+            form = form and Form(*form[:3], *map(tuple, form[3:]))
+            layers.append(Layer(**facts, shape=parameters[facts["weight"]].shape, rows=0, owned=False, form=form))
+        return layers
     raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
 
 

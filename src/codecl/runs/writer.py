@@ -26,6 +26,7 @@ from codecl.runs.model import save_model
 from codecl.runs.own import structure
 from codecl.runs.reader import BEFORE, EVENTS, lasted_s, read_events
 from codecl.runs.schema import Labels, Metrics
+from codecl.space.layers import Layer
 from codecl.space.layout import Parameters
 from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, Status, TaskOpened, of_type
 from codecl.train.state import Setup, State, TaskPosition
@@ -146,7 +147,7 @@ class RunWriter:
         head = {name: setup.module.get_parameter(name) for name in setup.roles.head}
         self._module = head, dict(setup.module.named_buffers())
         tasks = [data.describe().model_dump(mode="json") for data in setup.all_tasks]
-        layers = [{name: getattr(layer, name) for name in NEEDED} for layer in setup.roles.layers]
+        layers = [_described(layer) for layer in setup.roles.layers]
         about = {"tasks": tasks, "layers": layers, "structure": structure(setup.module)}
         _write(self.folder / "model" / "tasks.json", {**about, "files": data_files(self.config.data, files)})
 
@@ -211,6 +212,12 @@ def write_begun(folder: Path, config: RunConfig, events: Sequence[Recorded], poi
         if point is not None:
             checkpoint.write(folder / "checkpoint", point._replace(events=len(text.encode())))
         write_text(folder / "config.yaml", config.dump())
+
+
+def _described(layer: Layer) -> dict[str, Any]:
+    """A layer as far as own directions need to know it."""
+    facts = {name: getattr(layer, name) for name in NEEDED}
+    return facts if layer.form is None else {**facts, "form": layer.form}
 
 
 def _line(event: Recorded) -> str:

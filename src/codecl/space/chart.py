@@ -3,7 +3,10 @@
     W = anchor + c freeᵀ         the gradient by c is g · free: already the projected gradient (Algorithm 1, line 6)
 
 Shapes: G groups of a convolution (1 elsewhere), O outputs of a group, N inputs, F free directions (of the group that
-has most), D coordinates of this chart in a row, R rows of activations, P images or patches.
+has most), D coordinates of this chart in a row, R rows of activations, P images or patches, V tokens.
+
+Where inputs are tokens (one-hot, as an embedding's), a basis is a row of token ids [F]: those columns of W are free,
+the others are the anchor's. Nothing of size V · V is ever made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +28,11 @@ class Chart(NamedTuple):
     free_GNF: Tensor | None  # columns past a group's own dimension are zero
     dims: tuple[int, ...]  # free directions of each group
     spread_GF: Tensor | None  # where groups differ: the place of each padded column among the real ones
+    tokens_F: Tensor | None = None  # in place of `free`, where inputs are tokens: those that are free
+
+    @property
+    def is_whole(self) -> bool:
+        return self.free_GNF is None and self.tokens_F is None
 
 
 def full(weight_GON: Tensor) -> Chart:
@@ -34,7 +42,9 @@ def full(weight_GON: Tensor) -> Chart:
 
 
 def chart(anchor_GON: Tensor, bases_G: Sequence[Tensor]) -> Chart:
-    """The chart with this anchor and a basis [N, F] a group."""
+    """The chart with this anchor and a basis [N, F] a group, or with free tokens [F]."""
+    if is_tokens(bases_G[0]):
+        return Chart(anchor_GON, None, (len(bases_G[0]),), None, bases_G[0].to(anchor_GON.device))
     dims = tuple(basis.shape[1] for basis in bases_G)
     widest = max(dims)
     free = torch.stack([functional.pad(basis, (0, widest - basis.shape[1])) for basis in bases_G])
@@ -54,7 +64,7 @@ def size(chart: Chart) -> int:
 
 def start(chart: Chart) -> Tensor:
     """The coordinates of the anchor. Law: decode(start(chart), chart) == anchor."""
-    if chart.free_GNF is None:
+    if chart.is_whole:
         return chart.anchor_GON.flatten()
     return chart.anchor_GON.new_zeros(size(chart))
 
@@ -63,9 +73,13 @@ def decode(coords_D: Tensor, chart: Chart) -> Tensor:
     """Weights [G, O, N] at these coordinates; any dimensions in front stay in front.
 
     Laws: encode(decode(c), chart) == c; rows of coordinates are decoded each by itself."""
-    if chart.free_GNF is None:
+    if chart.is_whole:
         return coords_D.view(*coords_D.shape[:-1], *chart.anchor_GON.shape)
     coords_GOF = unflatten(coords_D, chart)
+    if chart.free_GNF is None:
+        assert chart.tokens_F is not None
+        anchor = chart.anchor_GON.expand(*coords_D.shape[:-1], *chart.anchor_GON.shape)
+        return anchor.index_add(-1, chart.tokens_F, coords_GOF)
     if len(chart.dims) == 1:  # without the group it is one plain product for all agents
         return (chart.anchor_GON[0] + coords_GOF.squeeze(-3) @ chart.free_GNF[0].mT).unsqueeze(-3)
     return chart.anchor_GON + coords_GOF @ chart.free_GNF.mT
@@ -73,14 +87,34 @@ def decode(coords_D: Tensor, chart: Chart) -> Tensor:
 
 def encode(weight_GON: Tensor, chart: Chart) -> Tensor:
     """Coordinates of these weights. Law: decode(encode(W), chart) == W for W - anchor in the free space."""
-    if chart.free_GNF is None:
+    if chart.is_whole:
         return weight_GON.flatten()
-    return flatten((weight_GON - chart.anchor_GON) @ chart.free_GNF, chart)
+    moved_GON = weight_GON - chart.anchor_GON
+    return flatten(moved_GON[..., chart.tokens_F] if chart.free_GNF is None else moved_GON @ chart.free_GNF, chart)
 
 
 def project(grad_GON: Tensor, chart: Chart) -> Tensor:
     """The part of a gradient inside the free space, g O Oᵀ = g - g M Mᵀ. Law: project is idempotent and symmetric."""
+    if chart.tokens_F is not None:
+        return along(inside(grad_GON, chart.tokens_F), chart.tokens_F, grad_GON.shape[-1])
     return grad_GON if chart.free_GNF is None else grad_GON @ chart.free_GNF @ chart.free_GNF.mT
+
+
+def is_tokens(basis: Tensor) -> bool:
+    """Whether a basis is a row of token ids."""
+    return not basis.is_floating_point()
+
+
+def inside(values_N: Tensor, basis: Tensor) -> Tensor:
+    """x B: rows of N inputs as seen in a basis [N, F], or of tokens [F]."""
+    return values_N.index_select(-1, basis) if is_tokens(basis) else values_N @ basis
+
+
+def along(coords_F: Tensor, basis: Tensor, inputs: int) -> Tensor:
+    """c Bᵀ: the rows of N inputs that have these coordinates in a basis [N, F], or of tokens [F]."""
+    if not is_tokens(basis):
+        return coords_F @ basis.mT
+    return coords_F.new_zeros(*coords_F.shape[:-1], inputs).index_copy(-1, basis, coords_F)
 
 
 def constrained(grads_AGON: Mapping[str, Tensor], bases: Mapping[str, Sequence[Tensor]]) -> Tensor:
@@ -90,7 +124,9 @@ def constrained(grads_AGON: Mapping[str, Tensor], bases: Mapping[str, Sequence[T
     free: list[Tensor] = []
     for name, bases_G in bases.items():
         grad_GAON = grads_AGON[name].movedim(-3, 0)
-        free += [(grad_AON @ basis).square().sum((-2, -1)) for grad_AON, basis in zip(grad_GAON, bases_G, strict=True)]
+        free += [
+            inside(grad_AON, basis).square().sum((-2, -1)) for grad_AON, basis in zip(grad_GAON, bases_G, strict=True)
+        ]
     all_of_it = [grads_AGON[name].square().sum((-3, -2, -1)) for name in bases]
     return (torch.stack(free).sum(0) / torch.stack(all_of_it).sum(0).clamp(min=TINY)).sqrt()
 
@@ -153,11 +189,23 @@ def grow(free_NF: Tensor, moment_FF: Tensor, energy: Tensor, threshold: float) -
     """The free basis that is left when the directions that matter join the core, in float64.
 
     Kept are the eigenvectors of the smallest eigenvalues that together hold at most (1 - ε) ‖R‖²: the rest, the core
-    directions found before included, then holds at least ε of the energy, with no direction to spare.
+    directions found before included, then holds at least ε of the energy, with no direction to spare. Of tokens [F]
+    with the diagonal of their moment [F], those that came least often.
     Laws: the new basis is orthonormal and inside the old free space; energy kept >= ε and minimal."""
-    if free_NF.shape[1] == 0 or energy <= 0:
+    if free_NF.shape[-1] == 0 or energy <= 0:
         return free_NF
+    if is_tokens(free_NF):
+        order_F = moment_FF.argsort(stable=True)  # of tokens that were seen equally often, the lower ids stay free
+        return free_NF[order_F[: _spare(moment_FF[order_F], energy, threshold)]].sort().values
     values_F, vectors_FF = torch.linalg.eigh((moment_FF + moment_FF.mT) / 2)
-    tail_F = values_F.clamp(min=0).cumsum(0)
-    kept = int((tail_F <= ((1 - threshold) + SLACK) * energy).sum())
-    return free_NF.double() @ vectors_FF[:, :kept]
+    return free_NF.double() @ vectors_FF[:, : _spare(values_F.clamp(min=0), energy, threshold)]
+
+
+def _spare(values_F: Tensor, energy: Tensor, threshold: float) -> int:
+    """How many of these, the least first, hold at most (1 - ε) of the energy together."""
+    return int((values_F.cumsum(0) <= ((1 - threshold) + SLACK) * energy).sum())
+
+
+def token_moment(counts_V: Tensor, tokens_F: Tensor) -> tuple[Tensor, Tensor]:
+    """`moment` of one-hot columns from how often (squared) each token came: a diagonal [F]."""
+    return counts_V[tokens_F], counts_V.sum()

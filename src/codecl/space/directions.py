@@ -82,6 +82,22 @@ def core(free_NF: Tensor) -> Tensor:
     return torch.linalg.qr(free_NF.double(), mode="complete")[0][:, free_NF.shape[1] :]
 
 
+def ranked_tokens(tokens_K: Tensor, energy_V: Tensor) -> tuple[Tensor, Tensor]:
+    """`ranked` of tokens, by the energy of each; of equals the lower id first."""
+    energy_K = energy_V[tokens_K]
+    order = energy_K.argsort(descending=True, stable=True)
+    return energy_K[order], tokens_K[order]
+
+
+def _ranked(layer: Layer, free: Tensor, moment: Tensor, inside_core: bool) -> tuple[Tensor, Tensor]:
+    """(energy, directions) inside the core or the free space of a group, from the moment of all its inputs."""
+    if not layer.one_hot:
+        return ranked(core(free) if inside_core else free, moment)
+    tokens = layer.everything(free.device)
+    energy_V = moment.new_zeros(layer.inputs).index_copy(0, tokens, moment)
+    return ranked_tokens(tokens[~torch.isin(tokens, free)] if inside_core else free, energy_V)
+
+
 def deal(gains: Mapping[str, Tensor], costs: Mapping[str, int], room: int) -> dict[str, int]:
     """How many leading directions each gets, one after another to where a number gains most.
 
@@ -103,24 +119,26 @@ def choose(
 
     A layer gets at most as many own directions as its core has. `room`: numbers that `own.share` leaves for them. A
     direction gains the root of its part of the layer's energy: with the part itself, the large layers get too many."""
-    costs = {f"{layer.name}/{group}": layer.inputs + layer.outputs for layer in layers for group in range(layer.groups)}
+    by_name = {f"{layer.name}/{group}": layer for layer in layers for group in range(layer.groups)}
+    costs = {name: layer.direction_size + layer.outputs for name, layer in by_name.items()}
     inside, gains, chosen = {}, {}, {}
     for name, basis in memory_of(bases).items():
         moment, energy = moments[name]
         if not bool(energy.isfinite()) or not bool(moment.isfinite().all()):
             raise RunFailed(f"own: the inputs of layer {name.rpartition('/')[0]!r} are not finite")
-        energy_K, inside[name] = ranked(core(basis), moment)
+        energy_K, inside[name] = _ranked(by_name[name], basis, moment, inside_core=True)
         gains[name] = (energy_K / energy.clamp(min=torch.finfo(energy.dtype).tiny)).sqrt()
         if free.directions is not None:
-            chosen[FREE + name] = ranked(basis, moment)[1][:, : free.directions]
+            best = _ranked(by_name[name], basis, moment, inside_core=False)[1]
+            chosen[FREE + name] = best[..., : free.directions]
     counts = dict.fromkeys(inside, own.directions) if own.share is None else deal(gains, costs, room)
-    return chosen | {OWN + name: basis[:, : counts[name]] for name, basis in inside.items()}
+    return chosen | {OWN + name: basis[..., : counts[name]] for name, basis in inside.items()}
 
 
 def own_of(directions: Directions) -> dict[str, Tensor]:
-    """The own bases [N, r] by `layer/group`; only where there is at least one direction."""
+    """The own bases [N, r], or tokens [r], by `layer/group`; only where there is at least one direction."""
     own = {name.removeprefix(OWN): basis for name, basis in directions.items() if name.startswith(OWN)}
-    return {name: basis for name, basis in own.items() if basis.shape[1]}
+    return {name: basis for name, basis in own.items() if basis.shape[-1]}
 
 
 def counts(directions: Directions, prefix: str) -> dict[str, int]:
@@ -129,7 +147,7 @@ def counts(directions: Directions, prefix: str) -> dict[str, int]:
     for name, basis in directions.items():
         if name.startswith(prefix):
             layer = name.removeprefix(prefix).rpartition("/")[0]
-            out[layer] = out.get(layer, 0) + basis.shape[1]
+            out[layer] = out.get(layer, 0) + basis.shape[-1]
     return out
 
 
@@ -138,4 +156,4 @@ def space(memory: Mapping[str, Tensor], directions: Directions) -> Mapping[str, 
     uses of the free space, then its own directions. Law: without directions it is the memory itself."""
     used = {**memory, **{name.removeprefix(FREE): basis for name, basis in directions.items() if name.startswith(FREE)}}
     own = own_of(directions)
-    return {name: torch.cat([basis, own[name]], 1) if name in own else basis for name, basis in used.items()}
+    return {name: torch.cat([basis, own[name]], -1) if name in own else basis for name, basis in used.items()}

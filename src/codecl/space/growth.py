@@ -14,12 +14,13 @@ from codecl.data.inputs import Inputs, count
 from codecl.errors import ConfigError, RunFailed
 from codecl.space import chart as charts
 from codecl.space.calling import call
-from codecl.space.layers import Layer, columns, record
+from codecl.space.calls import Call
+from codecl.space.layers import Layer, columns, record, token_counts
 from codecl.space.tracing import evaluating
 
 Count = Annotated[int, Field(gt=0)]
-Bases = Mapping[str, Sequence[Tensor]]  # of each layer, a basis [N, F] a group
-Moments = Mapping[str, tuple[Tensor, Tensor]]  # of `layer/group`: (OᵀRRᵀO, ‖R‖²)
+Bases = Mapping[str, Sequence[Tensor]]  # of each layer, a basis [N, F] a group, or tokens [F]
+Moments = Mapping[str, tuple[Tensor, Tensor]]  # of `layer/group`: (OᵀRRᵀO, ‖R‖²); of tokens its diagonal
 
 
 class GrowthConfig(BaseModel):
@@ -80,14 +81,21 @@ def memory_of(bases: Bases) -> dict[str, Tensor]:
 
 
 def exact(bases: Bases, layers: Sequence[Layer], device: torch.device) -> dict[str, list[Tensor]]:
-    """The bases in float64, orthonormal again after the rounding of the flood; the identity before the first growth."""
+    """The bases in float64, orthonormal again after the rounding of the flood; the identity before the first growth.
+    Tokens are exact as they are."""
     out = {}
     for layer in layers:
-        identity = torch.eye(layer.inputs, dtype=torch.float64, device=device)
-        out[layer.name] = [charts.orthonormal(basis) for basis in bases.get(layer.name, [])] or [
-            identity
-        ] * layer.groups
+        known = bases.get(layer.name, [])
+        if not known:
+            out[layer.name] = [layer.everything(device)] * layer.groups
+        else:
+            out[layer.name] = list(known) if layer.one_hot else [charts.orthonormal(basis) for basis in known]
     return out
+
+
+def rounded(basis: Tensor, dtype: torch.dtype) -> Tensor:
+    """A basis in the run's type; tokens as they are."""
+    return basis if charts.is_tokens(basis) else basis.to(dtype)
 
 
 def moments(
@@ -97,17 +105,29 @@ def moments(
     sums = {}
     for layer in images:  # a layer that is not called grows nothing
         for group, basis in enumerate(bases[layer.name]):
-            zero = basis.new_zeros(basis.shape[1], basis.shape[1])
+            free = basis.shape[-1]
+            shape = (free,) if layer.one_hot else (free, free)
+            zero = torch.zeros(shape, dtype=torch.float64, device=basis.device)
             sums[f"{layer.name}/{group}"] = zero, zero.new_zeros(())
+    parameters = {name: value.contiguous() for name, value in parameters.items()}  # so that views can be told
     with evaluating(module):
         uses = record(lambda: call(module, parameters, sample), list(images), parameters)
     for layer, use in uses:
-        columns_GNP = columns(layer, use, count(sample), wanted=images[layer])
-        for group, columns_NP in enumerate(columns_GNP):
-            moment, energy = charts.moment(columns_NP, bases[layer.name][group])
+        found = _moments(layer, use, count(sample), images[layer], bases[layer.name])
+        for group, (moment, energy) in enumerate(found):
             before, already = sums[f"{layer.name}/{group}"]  # a weight that is used twice pools its columns
             sums[f"{layer.name}/{group}"] = before + moment, already + energy
     return sums
+
+
+def _moments(
+    layer: Layer, use: Call, images: int, wanted: int, bases_G: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Of one call, a group each."""
+    if layer.one_hot:
+        return [charts.token_moment(token_counts(layer, use, images, wanted), bases_G[0])]
+    columns_GNP = columns(layer, use, images, wanted)
+    return [charts.moment(columns_NP, basis) for columns_NP, basis in zip(columns_GNP, bases_G, strict=True)]
 
 
 def grow(bases: Bases, moments: Moments, threshold: float, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -117,14 +137,18 @@ def grow(bases: Bases, moments: Moments, threshold: float, dtype: torch.dtype) -
         moment, energy = moments[name]
         if not bool(energy.isfinite()) or not bool(moment.isfinite().all()):
             raise RunFailed(f"growth: the inputs of layer {name.rpartition('/')[0]!r} are not finite")
-        new[name] = charts.grow(basis, moment, energy, threshold).to(dtype)
+        new[name] = rounded(charts.grow(basis, moment, energy, threshold), dtype)
     return new
 
 
 def packed(moments: Moments) -> dict[str, Tensor]:
-    """For the wire: the lower triangle (moments are symmetric) and the energy in one row. Law: unpacked undoes it."""
+    """For the wire: the lower triangle (moments are symmetric) and the energy in one row; a diagonal in one column.
+    Law: unpacked undoes it."""
     rows = {}
     for name, (moment, energy) in moments.items():
+        if moment.ndim == 1:
+            rows[name] = torch.cat([moment, energy[None]])[:, None]
+            continue
         lower = torch.tril_indices(*moment.shape, device=moment.device)
         rows[name] = torch.cat([moment[lower[0], lower[1]], energy[None]])
     return rows
@@ -133,6 +157,9 @@ def packed(moments: Moments) -> dict[str, Tensor]:
 def unpacked(rows: Mapping[str, Tensor]) -> Moments:
     moments = {}
     for name, row in rows.items():
+        if row.ndim == 2:
+            moments[name] = row[:-1, 0], row[-1, 0]
+            continue
         side = int(((8 * (len(row) - 1) + 1) ** 0.5 - 1) / 2 + 0.5)
         lower = torch.tril_indices(side, side, device=row.device)
         moment = row.new_zeros(side, side)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from codecl.space.chart import along, inside
 from codecl.space.layers import Layer
 from codecl.space.layout import Parameters
 
@@ -18,7 +19,7 @@ class Kept(NamedTuple):
 
     parameters: Parameters  # its head, and its norms where they are its own
     statistics: Mapping[str, Tensor] = {}  # of its batch norms; empty: those of each batch
-    directions: Mapping[str, Tensor] = {}  # D [N, r] of `layer/group`
+    directions: Mapping[str, Tensor] = {}  # D [N, r] of `layer/group`, or tokens [r]
     coordinates: Mapping[str, Tensor] = {}  # u [O, r]
 
     def model(self, layers: Iterable[Layer], body: Parameters) -> dict[str, Tensor]:
@@ -27,7 +28,7 @@ class Kept(NamedTuple):
         for layer, groups in _own_groups(layers, self.directions):
             weight_GON = layer.join(out).clone()
             for group, name in groups.items():
-                weight_GON[group] += self.coordinates[name] @ self.directions[name].mT
+                weight_GON[group] += along(self.coordinates[name], self.directions[name], layer.inputs)
             out.update(layer.split(weight_GON))
         return out
 
@@ -42,8 +43,8 @@ def taken_out(
     for layer, groups in _own_groups(layers, directions):
         weight_GON, anchor_GON = layer.join(parameters).clone(), layer.join(anchor)
         for group, name in groups.items():
-            coordinates[name] = (weight_GON[group] - anchor_GON[group]) @ directions[name]
-            weight_GON[group] -= coordinates[name] @ directions[name].mT
+            coordinates[name] = inside(weight_GON[group] - anchor_GON[group], directions[name])
+            weight_GON[group] -= along(coordinates[name], directions[name], layer.inputs)
         out.update(layer.split(weight_GON))
     return out, coordinates
 

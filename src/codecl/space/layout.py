@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 def parameters_of(slot: Slot, piece: Tensor) -> dict[str, Tensor]:
     """Parameters at a stretch of coordinates [..., D]; agents in front stay in front."""
     if slot.layer is None:
-        return {slot.name: piece.view(*piece.shape[:-1], *slot.shape)}
+        return {slot.name: piece.view((*piece.shape[:-1], *slot.shape))}
     return slot.layer.split(charts.decode(piece, slot.chart))
 
 

@@ -1,11 +1,13 @@
 """What each parameter of any nn.Module is for: it carries coordinates, belongs to a task's head, trains whole, trains
 in the first task only, or never. No change to the module's code.
 
-Calls of linear and convolution are traced as they happen, so a weight is known by its use: padding modes, weights that
-are used twice and weights that are used in ways we cannot follow show themselves.
+Calls that multiply by a weight are traced as they happen, so a weight is known by its use: padding modes, weights that
+are used twice and weights that are used in ways we cannot follow show themselves. What multiplies no inputs does as
+norms do.
 """
 
 import copy
+import fnmatch
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -15,11 +17,19 @@ from torch import Tensor, nn
 from codecl.data.inputs import Inputs, count, tensors_of
 from codecl.errors import ConfigError
 from codecl.space import tracing
+from codecl.space.calls import Call, has_storage
 from codecl.space.layers import Layer
-from codecl.space.tracing import Call, CallTracer, logits
+from codecl.space.tracing import CallTracer, logits
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-Role = Literal["layer", "head", "dense", "first", "constant"]
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NAMED_BY_MODULE = (
+    nn.Linear,
+    *CONVOLUTIONS,
+    nn.Embedding,
+    nn.EmbeddingBag,
+)  # a layer has the name of its module, not of the weight
+Role = Literal["layer", "head", "dense", "first", "norm", "small", "constant"]
 
 
 class ParameterRoles(NamedTuple):
@@ -29,9 +39,10 @@ class ParameterRoles(NamedTuple):
     head: tuple[str, ...]  # parameters that each task has of its own
     dense: tuple[str, ...]  # train whole in every task
     first: tuple[str, ...]  # train in the first task only: norms, and what the user calls frozen
-    norms: tuple[str, ...]  # of those, the norms': a task may have its own
+    norms: tuple[str, ...]  # of those, the norms' and the small ones: a task may have its own
     constant: tuple[str, ...]  # never train (requires_grad is off)
     outputs: int  # numbers that the module gives for an image
+    small: tuple[str, ...] = ()  # multiply no inputs as a matrix (tokens, slopes, scales), and are treated as norms are
 
     def with_shared_norms(self) -> "ParameterRoles":
         """Norms train whole in every task, too."""
@@ -79,33 +90,34 @@ def parameter_roles(
     names = _names(module)
     asked = _asked(module, names, dense, frozen)
     trace = _trace(module, images)
+    head_names = _head(module, head, trace, names)
+    by_name = head_names & asked.keys() & {*dense, *frozen}
+    if by_name:
+        raise ConfigError(f"dense and frozen: {min(by_name)!r} is the head's, which each task has of its own")
+    asked = {name: role for name, role in asked.items() if name not in head_names}  # a pattern leaves the head out
     layers, refused = _layers(module, trace, names, asked, count(images))
     for identity in _used_otherwise(module, images):
         weight = names.by_id.get(identity, "")
         if weight in layers:
             layers[weight] = layers[weight]._replace(owned=False)
-    head_names = _head(module, head, trace, names)
-    if head_names & asked:
-        raise ConfigError(
-            f"dense and frozen: {min(head_names & asked)!r} is the head's, which each task has of its own"
-        )
-    roles = _roles(module, layers, head_names, set(dense), asked)
+    roles = _roles(module, layers, head_names, asked)
     for name in (name for layer in layers.values() for name in (layer.weight, layer.bias) if name in refused):
         raise ConfigError(f"model: parameter {name!r} {refused[str(name)]}; {_offer([name])}")
     if set(roles.values()) <= {"constant"}:
         raise ConfigError("model: nothing in it trains (every parameter has requires_grad off)")
 
-    def with_role(role: Role) -> tuple[str, ...]:
-        return tuple(name for name, its_role in roles.items() if its_role == role)
+    def with_role(*wanted: Role) -> tuple[str, ...]:
+        return tuple(name for name, role in roles.items() if role in wanted)
 
     return ParameterRoles(
         layers=tuple(layer for layer in layers.values() if roles[layer.weight] == "layer"),
         head=with_role("head"),
         dense=with_role("dense"),
-        first=with_role("first"),
-        norms=tuple(name for name in with_role("first") if name not in asked),
+        first=with_role("first", "norm", "small"),
+        norms=with_role("norm", "small"),
         constant=with_role("constant"),
         outputs=trace.outputs,
+        small=with_role("small"),
     )
 
 
@@ -118,17 +130,25 @@ def _names(module: nn.Module) -> Names:
     return names
 
 
-def _asked(module: nn.Module, names: Names, dense: Collection[str], frozen: Collection[str]) -> set[str]:
-    """The parameters whose role the user has said, by their first names."""
+def _asked(
+    module: nn.Module, names: Names, dense: Collection[str], frozen: Collection[str]
+) -> dict[str, Literal["dense", "first"]]:
+    """The parameters whose role the user has said, by name or by a pattern, by their first names."""
     known = dict(module.named_parameters(remove_duplicate=False))
-    for field, wanted in (("dense", dense), ("frozen", frozen)):
+
+    def found(field: str, wanted: Collection[str]) -> set[str]:
+        out: set[str] = set()
         for name in wanted:
-            if name not in known:
+            matches = [name] if name in known else fnmatch.filter(known, name)
+            if not matches:
                 raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(known)}")
-    both = set(dense) & set(frozen)
-    if both:
-        raise ConfigError(f"dense and frozen: {min(both)!r} is in both; it can be one or the other")
-    return {names.aliases.get(name, name) for name in (*dense, *frozen)}
+            out.update(names.aliases.get(match, match) for match in matches)
+        return out
+
+    to_train, to_freeze = found("dense", dense), found("frozen", frozen)
+    if to_train & to_freeze:
+        raise ConfigError(f"dense and frozen: {min(to_train & to_freeze)!r} is in both; it can be one or the other")
+    return {**dict.fromkeys(to_train, "dense"), **dict.fromkeys(to_freeze, "first")}
 
 
 def _layers(
@@ -144,6 +164,12 @@ def _layers(
         before = layers.get(layer.weight)
         if before and (layer.bias, layer.groups) != (before.bias, before.groups):
             refused[layer.weight] = "is used with different biases or groups"
+        elif before and (layer.form, layer.one_hot) != (before.form, before.one_hot):
+            refused[layer.weight] = "is used in two forms (as it is and transposed, or for tokens and as a matrix)"
+        elif traced.call.refusal:
+            refused[layer.weight] = traced.call.refusal
+        elif not all(map(has_storage, traced.call.inputs)):
+            refused[layer.weight] = "is used inside torch.vmap, which codecl cannot follow"
         if layer.bias and any(other.bias == layer.bias for other in layers.values() if other.weight != layer.weight):
             refused[layer.weight] = f"shares its bias {layer.bias!r} with another layer"
         if before:
@@ -158,18 +184,39 @@ def _layer(module: nn.Module, traced: TracedCall, names: Names, asked: Collectio
     """The layer behind a call; None where its weight has another role."""
     call = traced.call
     weight = names.by_id.get(id(call.weight))
-    if weight is None or weight in asked or not call.weight.requires_grad or call.weight.ndim < 2:
+    if weight is None or weight in asked or not call.weight.requires_grad:
         return None
-    bias = names.by_id.get(id(call.bias)) if call.bias is not None and call.bias.requires_grad else None
-    bias = None if bias in asked else bias
-    owner, _, attribute = weight.rpartition(".")
-    owning = module.get_submodule(owner)
-    name = owner if isinstance(owning, nn.Linear | nn.Conv1d | nn.Conv2d) and attribute == "weight" else weight
     if call.weight.numel() == 0:
         raise ConfigError(f"model: parameter {weight!r} has no elements (its shape is {list(call.weight.shape)})")
+    bias = _bias(call, names, asked)
+    owner, _, attribute = weight.rpartition(".")
+    owning = module.get_submodule(owner)
+    name = owner if isinstance(owning, NAMED_BY_MODULE) and attribute == "weight" else weight
     is_plain = type(owning) in (nn.Linear, nn.Conv1d, nn.Conv2d) and "forward" not in vars(owning)
     owned = is_plain and traced.inside is owning and weight not in names.tied and (bias is None) == (call.bias is None)
-    return Layer(name or weight, weight, bias, call.weight.shape, call.groups, call.rows // images, owned)
+    shape, form = call.weight.shape, call.form
+    plain = not form.order and form.groups * form.outputs == shape[0]
+    return Layer(
+        name=name or weight,
+        weight=weight,
+        bias=bias,
+        shape=shape,
+        groups=form.groups,
+        rows=call.rows // images,
+        owned=owned,
+        form=None if plain else form,
+        one_hot=call.kind == "tokens",
+        padding=call.padding,
+    )
+
+
+def _bias(call: Call, names: Names, asked: Collection[str]) -> str | None:
+    """The bias that is one more input of the layer: a number for each output."""
+    bias = call.bias
+    if bias is None or not bias.requires_grad or bias.shape != (call.form.groups * call.form.outputs,):
+        return None
+    name = names.by_id.get(id(bias))
+    return None if name in asked else name
 
 
 def _head(module: nn.Module, head: str | None, trace: Trace, names: Names) -> set[str]:
@@ -186,7 +233,8 @@ def _head(module: nn.Module, head: str | None, trace: Trace, names: Names) -> se
         weight = names.by_id.get(id(last.weight))
         if weight is None:
             raise ConfigError("head: the last Linear's weight is computed, not a parameter; name the head")
-        head = weight.rpartition(".")[0]
+        owners = [n for n, part in module.named_modules() if isinstance(part, nn.Linear) and part.weight is last.weight]
+        head = owners[0] if owners else weight.rpartition(".")[0]
     linear = dict(module.named_modules()).get(head)
     if not isinstance(linear, nn.Linear):
         linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
@@ -200,9 +248,12 @@ def _head(module: nn.Module, head: str | None, trace: Trace, names: Names) -> se
 
 
 def _roles(
-    module: nn.Module, layers: Mapping[str, Layer], head: Collection[str], dense: set[str], asked: set[str]
+    module: nn.Module,
+    layers: Mapping[str, Layer],
+    head: Collection[str],
+    asked: Mapping[str, Literal["dense", "first"]],
 ) -> dict[str, Role]:
-    """The role of each parameter. One that has none is an error."""
+    """The role of each parameter."""
     carried = {name for layer in layers.values() for name in (layer.weight, layer.bias) if name}
     norms = {
         f"{prefix}.{name}" if prefix else name
@@ -217,19 +268,18 @@ def _roles(
         elif name in head:
             roles[name] = "head"
         elif name in asked:
-            roles[name] = "dense" if name in dense else "first"
+            roles[name] = asked[name]
         elif name in carried:
             roles[name] = "layer"
         elif name in norms:
-            roles[name] = "first"
-    without = [name for name, _ in module.named_parameters() if name not in roles]
-    if without:
-        owner = type(module.get_submodule(without[0].rpartition(".")[0])).__name__
-        more = f" and {len(without) - 1} more have no place: each" if len(without) > 1 else " has no place: it"
-        raise ConfigError(
-            f"model: parameter {without[0]!r} (of {owner}){more} is neither a weight that a Linear, Conv1d or Conv2d"
-            f" used, nor the bias beside one, nor a norm's; {_offer(without)}"
-        )
+            roles[name] = "norm"
+        elif ".parametrizations." in f".{name}":
+            raise ConfigError(
+                f"model: parameter {name!r} makes a weight by a parametrization, which codecl cannot follow;"
+                f" {_offer([name])}"
+            )
+        else:
+            roles[name] = "small"
     return roles
 
 
@@ -241,15 +291,15 @@ def _trace(module: nn.Module, images: Inputs) -> Trace:
     """What the module does with its parameters, in evaluation mode."""
     calls: list[TracedCall] = []
     other_uses: dict[int, str] = {}
-    parameters = {id(parameter) for parameter in module.parameters()}
 
     def on_other(function: str, tensors: list[Tensor]) -> None:
-        other_uses.update({id(tensor): function for tensor in tensors if id(tensor) in parameters})
+        other_uses.update({id(tensor): function for tensor in tensors})
 
     def on_call(call: Call) -> None:
         calls.append(TracedCall(call, active[-1] if active else None))
 
-    with tracing.evaluating(module), tracing.calling(module) as active, CallTracer(on_call, on_other):
+    tracer = CallTracer(module.parameters(), on_call, on_other)
+    with tracing.evaluating(module), tracing.calling(module) as active, tracer:
         outputs = logits(module, images)
     return Trace(calls, other_uses, outputs.shape[1])
 
@@ -266,7 +316,7 @@ def _used_otherwise(module: nn.Module, images: Inputs) -> set[int]:
 
     device = tensors_of(images)[0].device
     devices = [device] if device.type == "cuda" else []
-    tracer = CallTracer(on_call, lambda _, tensors: others.update(map(id, tensors)))
+    tracer = CallTracer(trial.parameters(), on_call, lambda _, tensors: others.update(map(id, tensors)))
     with torch.random.fork_rng(devices), tracing.calling(trial) as active, tracer:
         logits(trial, images)
     return {originals[identity] for identity in others if identity in originals}

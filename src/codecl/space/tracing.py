@@ -1,60 +1,67 @@
-"""A module at work: which linear and convolution calls it makes, and their inputs as columns.
+"""A module at work: by which of its parameters it multiplies, and what else it does with them."""
 
-Shapes: G groups, N inputs, P patches or rows.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from codecl.data.inputs import Inputs, count, shape_of
 from codecl.errors import ConfigError
 from codecl.registry import reason
+from codecl.space import calls, readers
 from codecl.space.calling import call
+from codecl.space.calls import Call
 
-CALLS = {functional.linear: "linear", torch.conv1d: "conv1d", torch.conv2d: "conv2d"}
 LIKE = {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like"}
 LIKE_ITS_ARGUMENT = {"to", "type_as", "view_as", "expand_as", "reshape_as"}  # `x.to(weight)` reads no values of weight
 
 
-class Call(NamedTuple):
-    """One call of a linear or convolution, as it was made."""
-
-    kind: str
-    inputs: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    stride: Any = 1
-    padding: Any = 0
-    dilation: Any = 1
-    groups: int = 1
-    rows: int = 0  # rows or patches that came out
-
-
 class CallTracer(TorchFunctionMode):
-    """Reports each linear or convolution, and every other function that takes values of a tensor and gives a tensor."""
+    """Reports each call that multiplies by a weight, and every other function that takes values of a parameter and
+    gives a tensor. A view of a parameter is followed to where it is used."""
 
-    def __init__(self, on_call: Callable[[Call], None], on_other: Callable[[str, list[Tensor]], None]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        on_call: Callable[[Call], None],
+        on_other: Callable[[str, list[Tensor]], None] = lambda *_: None,
+    ) -> None:
         super().__init__()
         self.on_call, self.on_other = on_call, on_other
+        self.known = {id(parameter): parameter for parameter in parameters}
+        self._views: list[Tensor] = []  # kept, so that their ids stay theirs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in CALLS:
-            call = Call(CALLS[func], *args, **{{"input": "inputs"}.get(k, k): v for k, v in (kwargs or {}).items()})
-            self.on_call(call._replace(rows=result.numel() // max(1, len(call.weight))))
-        elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            name = getattr(func, "__name__", str(func))
-            name = getattr(func, "__self__", func).__name__ if name == "__get__" else name
-            read = () if name in LIKE else args[:1] if name in LIKE_ITS_ARGUMENT else (args, kwargs)
-            self.on_other(name, [leaf for leaf in tree_leaves(read) if isinstance(leaf, Tensor)])
+        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            return result
+        name = getattr(func, "__name__", str(func))
+        name = getattr(func, "__self__", func).__name__ if name == "__get__" else name
+        call = readers.read(func, self.known, result, args, kwargs or {})
+        if call is not None:
+            self.on_call(call)
+            self._report(name, call.inputs)
+        elif not self._is_view(name, args, result):
+            self._report(name, () if name in LIKE else args[:1] if name in LIKE_ITS_ARGUMENT else (args, kwargs))
         return result
+
+    def _is_view(self, name: str, args: Any, result: Any) -> bool:
+        """Whether nothing but a view of a parameter came out, which is then known too."""
+        root = self.known.get(id(args[0])) if args else None
+        if root is None or (name.endswith("_") and not name.endswith("__")) or not calls.is_view(root, result):
+            return False
+        self.known[id(result)] = root
+        self._views.append(result)
+        return True
+
+    def _report(self, name: str, read: Any) -> None:
+        used = [self.known[id(leaf)] for leaf in tree_leaves(read) if id(leaf) in self.known]
+        if used:
+            self.on_other(name, used)
 
 
 @contextmanager
@@ -96,31 +103,6 @@ def calling(module: nn.Module) -> Iterator[list[nn.Module]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def columns(call: Call) -> Tensor:
-    """A call's inputs as columns [G, N, P], padding included, the bias not."""
-    if call.kind == "linear":
-        return call.inputs.reshape(-1, call.inputs.shape[-1]).mT[None]
-    size = tuple(call.weight.shape[2:])
-    stride, dilation = _each(call.stride, len(size)), _each(call.dilation, len(size))
-    if call.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
-        margins = [(total // 2, total - total // 2) for total in totals]
-    else:
-        margins = [(p, p) for p in _each(0 if call.padding == "valid" else call.padding, len(size))]
-    inputs = call.inputs if call.inputs.ndim == len(size) + 2 else call.inputs[None]  # one image without a batch
-    inputs = functional.pad(inputs, [side for margin in reversed(margins) for side in margin])
-    if len(size) == 1:  # a 1-d convolution is a 2-d one of height 1
-        inputs, size, stride, dilation = inputs.unsqueeze(-2), (1, *size), (1, *stride), (1, *dilation)
-    patches_BNP = functional.unfold(inputs, size, dilation=dilation, stride=stride)
-    batch, _, patches = patches_BNP.shape
-    return patches_BNP.reshape(batch, call.groups, -1, patches).permute(1, 2, 0, 3).flatten(2)
-
-
-def _each(value: Any, dimensions: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, tuple | list) else (int(value),)
-    return values * dimensions if len(values) == 1 else values
 
 
 def without_running_statistics(module: nn.Module) -> nn.Module:

@@ -137,7 +137,7 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
     norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.roles.first)
     bases = setup.method.free(state.memory, setup.roles.layers)
     free = {layer.name: layer.inputs * layer.groups for layer in setup.roles.layers}
-    free |= {name: sum(basis.shape[1] for basis in groups) for name, groups in bases.items()}
+    free |= {name: sum(basis.shape[-1] for basis in groups) for name, groups in bases.items()}
     trained, own = counts(state.directions, FREE), counts(state.directions, OWN)
     return TaskOpened(
         task=data.index,

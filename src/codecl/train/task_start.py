@@ -38,7 +38,7 @@ def choose_directions(setup: Setup, state: State, data: TaskData) -> Generator[E
             bases = growth.exact(growth.bases_of(state.memory, layers), layers, device)
             room = own_room(setup, data)
             found = directions.choose(bases, moments, layers, setup.own, setup.free, room)
-            payload = {name: basis.to(dtype).contiguous() for name, basis in found.items()}
+            payload = {name: growth.rounded(basis, dtype).contiguous() for name, basis in found.items()}
         flood = flooded(exchange, chosen, payload, data.index)
         if flood is not None:
             reduced, sent = exchange.traffic.take("reduce"), exchange.traffic.take("flood")
@@ -67,7 +67,9 @@ def kept_size(setup: Setup, data: TaskData, own: Mapping[str, int] | None = None
     head = sum(value.numel() for value in setup.heads[data.index].values())
     norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.own_norms)
     statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics == "task" else 0
-    sizes = {layer.name: layer.inputs + layer.outputs for layer in setup.roles.layers}  # of a direction and its u
+    sizes = {
+        layer.name: layer.direction_size + layer.outputs for layer in setup.roles.layers
+    }  # of a direction and its u
     return head + norm_parameters + statistics + sum(sizes[name] * count for name, count in (own or {}).items())
 
 
