@@ -26,6 +26,7 @@ from codecl.runs.model import load
 from codecl.runs.next_task import Past, Tests
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import NullWriter, RunWriter, Writer, folder_of, labels_of
+from codecl.space import norms
 from codecl.space.wrapped import unwrapped
 from codecl.train import autotune
 from codecl.train.events import Event, RunStarted, of_type
@@ -43,10 +44,11 @@ class Result(NamedTuple):
     trained: bool  # False: the folder held this very run already
     module: nn.Module | None  # as given; None: the one that the config names
 
-    def model(self, task: int = -1) -> nn.Module:
-        """The trained module with the head of this task (from 0; -1: the last), ready for inference."""
+    def model(self, task: int | None = -1) -> nn.Module:
+        """The trained module with the head of this task (from 0; -1: the last), ready for inference; None: one for
+        images of any task, which finds it itself."""
         tasks = len(self.metrics["accuracy_matrix"])
-        return load(self.folder, range(tasks)[task], self.module)
+        return load(self.folder, None if task is None else range(tasks)[task], self.module)
 
 
 def fit(
@@ -133,6 +135,7 @@ def own_config(
         "method": own.method_fields(method),
         "model": own.model_fields(model),
         "data": {"stream": next_task.OWN, "digest": digest},
+        "train": {"norm_statistics": "task"} if norms.batch_norms(model) else {},  # an image's prediction is its own
     }
     return validate(merge(fields, settings))
 

@@ -111,9 +111,10 @@ class Learner:
         """Of all tasks so far; empty before the first."""
         return reader.read_run(self.folder).metrics.dump() if self.tasks else {}
 
-    def model(self, task: int = -1) -> nn.Module:
-        """The trained module with the head of this task (from 0; -1: the last), ready for inference."""
-        return load(self.folder, range(len(self.tasks))[task], self.module)
+    def model(self, task: int | None = -1) -> nn.Module:
+        """The trained module with the head of this task (from 0; -1: the last), ready for inference; None: one for
+        images of any task, which finds it itself."""
+        return load(self.folder, None if task is None else range(len(self.tasks))[task], self.module)
 
     def learn(self, task: Task, *, test_again: TestAgain = (), again: bool = False) -> Result:
         """Train this task after those before it, and score all whose test data is here.

@@ -216,11 +216,11 @@ def test_a_stopped_run_goes_on_with_its_generator(moment, tmp_path):
 
 
 def test_a_captured_step_of_adamw_equals_the_plain_one(monkeypatch, recwarn):
-    """Its count of steps is a tensor too."""
+    """Its count of steps is a tensor too. In one task: the basis of the next is known up to turns, and Adam is not."""
     more = {"optimizer": "adamw", "lr": 0.001, "weight_decay": 0.1, "clip_norm": 1.0}
     settings = config(dtype="float64", train={"batch_size": 8, "epochs": 2, **more})
     module = alexnet((3, 32, 32), 4)
-    ours = run(module, images(), settings)
+    ours = run(module, images(1), settings)
     assert not [warning for warning in recwarn if "captured" in str(warning.message)]
     plainly(monkeypatch)
-    assert furthest(ours, run(module, images(), settings)) < 1e-9
+    assert furthest(ours, run(module, images(1), settings)) < 1e-9

@@ -1,6 +1,7 @@
 """Images classified from a run folder, each by itself."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from codecl.data.streams import FIVE, STREAMS, embedded
 from codecl.data.task import TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.runs.config import preset, resolve
-from codecl.runs.model import _read, predict
+from codecl.runs.predict import _read, predict
 from codecl.runs.reader import read_layers, read_tasks
 from tests.cli.test_cli import failed
 from tests.data.canonical import arrays
@@ -159,9 +160,36 @@ def test_what_cannot_be_predicted_is_said_in_one_line(trained, tmp_path):
         predict(result.folder, "1", [tmp_path / "gone.png"])
 
 
+def test_without_a_task_the_largest_output_of_all_heads_says_it(trained):
+    result, files = trained
+    both = result.model(None)
+    for number, name in enumerate(files):
+        images, labels = embedded(name).test
+        seen = images.float() / 255
+        with torch.no_grad():
+            outputs = both(seen)
+            assert torch.equal(outputs, torch.cat([result.model(task)(seen) for task in (0, 1)], 1))
+        task, label = both.task_of(outputs)
+        assert torch.equal(10 * task + label, outputs.argmax(1))
+        found = [one.classes[0][0] for one in predict(result.folder, None, files[name][:20])]
+        expected = [f"{('digits', 'clothes')[task[i]]}" for i in range(0, 140, 7)]
+        assert [one.split(":")[0] for one in found] == expected
+        right = ((task == number) & (label == labels)).double().mean().item()
+        assert 0.3 < right <= 1
+    scores = [
+        100
+        * (both(embedded(name).test[0].float() / 255).argmax(1) == 10 * number + embedded(name).test[1])
+        .double()
+        .mean()
+        .item()
+        for number, name in enumerate(files)
+    ]
+    assert result.metrics["acc_without_identity"] == pytest.approx(sum(scores) / 2)
+
+
 def change_tasks(monkeypatch, folder, **changes):
     tasks = [task.model_copy(update=changes) for task in read_tasks(folder)]
-    monkeypatch.setattr("codecl.runs.model.read_tasks", lambda folder: tasks)
+    monkeypatch.setattr("codecl.runs.predict.read_tasks", lambda folder: tasks)
 
 
 def test_a_name_that_two_tasks_have_needs_the_number(trained, monkeypatch):
@@ -190,5 +218,6 @@ def test_the_command(trained, cli, tmp_path):
     assert all(line.count("%") == 2 for line in lines)
     held = json.loads(cli("predict", str(result.folder), "--task", "1", *some, "--json", cwd=tmp_path).stdout)
     assert [one["image"] for one in held] == some
-    assert "--task" in failed(cli("predict", str(result.folder), *some, cwd=tmp_path), 2)
+    untold = cli("predict", str(result.folder), *some, cwd=tmp_path).stdout.splitlines()
+    assert all(re.search(r"(digits|clothes): \S+ \d+\.\d %$", line) for line in untold)
     assert "no finished runs" in failed(cli("predict", str(tmp_path), "--task", "1", *some, cwd=tmp_path), 3)

@@ -77,6 +77,7 @@ def test_every_model_of_ours_has_a_place_for_every_parameter(name):
     assert carried | set(places.head) | set(places.first) == set(dict(module.named_parameters()))
     assert all(n.startswith("head.") for n in places.head)
     counts = {"alexnet": (5, 406_784), "resnet18": (20, 1_090_140), "mlp": (2, 266_752), "convnet": (3, 19_872)}
+    counts["vit"] = (17, 534_144)
     size = sum(module.get_parameter(n).numel() for n in carried)
     assert (len(places.layers), size) == counts[name]
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 import codecl
+from codecl.errors import ConfigWarning
 from codecl.exchange import Simulated
 from codecl.exchange.topology import TopologyConfig
 from codecl.exchange.topology import build as graph
@@ -55,7 +56,7 @@ def test_the_second_pass_is_normalised_by_the_first(first_task):
 @pytest.mark.parametrize("method", ["codec", "dpsgd", "d-ewc"])
 def test_a_prediction_does_not_depend_on_its_batch(tmp_path, method):
     stream, settings = tasks(), {"growth": {"threshold": 0.9, "images": 8}}
-    common = {"epochs": 3, "batch_size": 4, "lr": 0.05, "norm_statistics": "task"}
+    common = {"epochs": 3, "batch_size": 4, "lr": 0.05}  # statistics of the task are what `fit` keeps
     result = codecl.fit(normed(), stream, method=method, out=tmp_path, train=common, dtype="float64", **settings)
     for number, task in enumerate(stream):
         model = result.model(number)
@@ -67,11 +68,13 @@ def test_a_prediction_does_not_depend_on_its_batch(tmp_path, method):
         assert score == pytest.approx(result.metrics["accuracy_matrix"][-1][number])
 
 
-def test_by_the_batch_a_prediction_does_depend_on_it(tmp_path):
-    stream = tasks()
-    result = codecl.fit(normed(), stream, out=tmp_path, train={"epochs": 1, "batch_size": 4}, dtype="float64")
+def test_by_the_batch_a_prediction_does_depend_on_it_and_the_model_says_so(tmp_path):
+    stream, by_batch = tasks(), {"epochs": 1, "batch_size": 4, "norm_statistics": "batch"}
+    result = codecl.fit(normed(), stream, out=tmp_path, train=by_batch, dtype="float64")
+    with pytest.warns(ConfigWarning, match="a prediction depends on the other images there; train with train.norm"):
+        model = result.model(0)
     with torch.no_grad():
-        many, few = result.model(0)(stream[0].test[0]), result.model(0)(stream[0].test[0][:4])
+        many, few = model(stream[0].test[0]), model(stream[0].test[0][:4])
     assert (many[:4] - few).abs().max() > 1e-3
 
 

@@ -39,8 +39,9 @@ WARM_UP = 2  # rounds that are not counted
 ENDLESS = 10**6
 GPU_STEPS, PLAIN_STEPS = 28, 4  # of a round on a GPU, and of a round of the plain loop there, which is slow
 SPREAD_STEPS = 16  # of a round over several processes: they do not start it at the same moment
-SAME = ("model", "agents", "batch_size", "method", "precision")  # rows that can be compared agree in these
-NEEDED = {*SAME, "ms", "ratio", "execution", "peak_mib"}
+SAME = ("model", "agents", "batch_size", "method", "precision", "optimizer")  # rows that can be compared agree in these
+LATER = {"optimizer": "sgd"}  # what older results do not say, and was
+NEEDED = {*SAME, "ms", "ratio", "execution", "peak_mib"} - {*LATER}
 BenchRow = dict[str, Any]
 
 
@@ -74,6 +75,7 @@ WORKLOADS = {
     "alexnet": Workload("alexnet", (3, 32, 32), 22, {}, "crop-flip", 4),
     "resnet18": Workload("resnet18", (3, 32, 32), 32, {}, "none", 2),
     "resnet18-84": Workload("resnet18", (3, 84, 84), 10, {"stride": 2}, "none", 2),
+    "vit": Workload("vit", (3, 32, 32), 22, {}, "crop-flip", 2),
 }
 DEFAULTS = {
     "cuda": (("alexnet", "resnet18", "resnet18-84"), (8, 16)),
@@ -158,6 +160,7 @@ def _case(
         "method": method,
         "execution": next(case).execution,  # a way that is not possible gives way
         "precision": config.train.precision,
+        "optimizer": config.train.optimizer,
         "n": PLAIN_STEPS if plain and device.type == "cuda" else workload.steps(ranks),
         "peak_mib": _peak(device, before),
     }
@@ -304,4 +307,4 @@ def read(path: Path) -> dict[str, Any]:
     rows = found.get("rows") if isinstance(found, dict) and found.get("schema") == 2 else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and set(row) >= NEEDED for row in rows):
         raise DataError(f"bench: {path} holds no results of codecl bench")
-    return dict(found)
+    return {**found, "rows": [{**LATER, **row} for row in rows]}

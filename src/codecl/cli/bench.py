@@ -19,7 +19,7 @@ RATIOS = ("dpsgd", "codec-full", "plain-loop", "codec")
 @common.app.command()
 def bench(
     models: Annotated[
-        str | None, typer.Option(help="convnet, mlp, alexnet, resnet18, resnet18-84; a comma list.")
+        str | None, typer.Option(help="convnet, mlp, alexnet, resnet18, resnet18-84, vit; a comma list.")
     ] = None,
     agents: Annotated[str | None, typer.Option(help="Numbers of agents, a comma list.")] = None,
     method: Annotated[
@@ -30,6 +30,7 @@ def bench(
         ),
     ] = "codec,codec-full,dpsgd,plain-loop",
     precision: Annotated[str, typer.Option(help="highest, tf32 or bf16.")] = "tf32",
+    optimizer: Annotated[str, typer.Option(help="sgd or adamw; plain-loop is sgd.")] = "sgd",
     execution: Annotated[str, typer.Option(help="auto, stacked, streams or loop.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each case is timed.")] = 9,
     device: common.Device = "auto",
@@ -52,7 +53,7 @@ def bench(
     usual_models, usual_agents = benches.DEFAULTS[place.type]
     counts = [number("--agents", word) for word in words(agents)] or usual_agents
     named = words(models) or usual_models
-    fields = {"precision": precision, "execution": execution}
+    fields = {"precision": precision, "optimizer": optimizer, "execution": execution}
     with joined(exchange, place) as ranks:
         measured = benches.measure(named, counts, words(method), fields, rounds, ranks)
     if not ranks.is_main:

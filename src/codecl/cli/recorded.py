@@ -94,13 +94,15 @@ def frontier(
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files.")],
-    task: Annotated[str, typer.Option(help="Of which task: its name, or its number from 1.")],
+    task: Annotated[
+        str | None, typer.Option(help="Of which task: its name, or its number from 1. Left out: found by the model.")
+    ] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Scale images to the size that the model takes.")] = False,
     top: Annotated[int, typer.Option(min=1, help="So many classes of each image, the most probable first.")] = 1,
     as_json: PlainJson = False,
 ) -> None:
     """Classify images with what a run has learned, each by itself."""
-    from codecl.runs.model import predict
+    from codecl.runs.predict import predict
 
     predictions = predict(run, task, images, resize, top)
     if as_json:

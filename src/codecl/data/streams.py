@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -222,7 +223,7 @@ def data_sets(stream: str) -> list[str]:
     return names
 
 
-def digest(stream: str, known: Mapping[str, str]) -> str | None:
+def digest(stream: str, known: Mapping[str, str] = MappingProxyType({})) -> str | None:
     """Of the data set files that a stream is cut from: another file is another run. None where one is missing, and not
     `known` from before."""
     digests = [store.digest(name) or known.get(name) for name in data_sets(stream)]

@@ -333,11 +333,11 @@ class TaskData:
         """The images of an agent's shard that it does not train on, prepared; in batches where they are streamed."""
         return self._whole(self.train, self._held_out[agent], batch, "held out items", agent)
 
-    def test_images(self, batch: int) -> Iterator[Batch]:
+    def test_images(self, batch: int, seen_as: "TaskData | None" = None) -> Iterator[Batch]:
         """The test images, prepared, in an order of their own (norms see batches of mixed classes); in batches where
-        they are streamed."""
+        they are streamed. `seen_as`: scaled as the images of this task are."""
         order = torch.randperm(self.test.size, generator=spawn(self.seed, "test", self.index))
-        return self._whole(self.test, order, batch, "test items")
+        return (seen_as or self)._whole(self.test, order, batch, "test items")
 
     def first(self, many: int) -> Inputs:
         """So many training images, prepared: from the first on, and again where there are fewer."""

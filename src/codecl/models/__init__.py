@@ -120,4 +120,72 @@ def resnet18(shape: Sequence[int], classes: int, *, channels: int = 20, stride: 
     return net
 
 
-MODELS: dict[str, Builder] = {"alexnet": alexnet, "convnet": convnet, "mlp": mlp, "resnet18": resnet18}
+class Attention(nn.Module):
+    """Every token looks at every other, in several heads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = functional.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1)
+        seen = weights @ value  # scaled_dot_product_attention cannot be stacked on a CPU
+        return self.out(seen.transpose(1, 2).flatten(2))
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then a perceptron for each token, each normalised before and added to what came in."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.drop(self.fc2(functional.gelu(self.fc1(self.norm2(x)))))
+
+
+class VisionTransformer(nn.Module):
+    """Patches of an image as tokens, each with its place; the head sees their mean."""
+
+    def __init__(self, shape: Sequence[int], classes: int, patch: int, blocks: Sequence[nn.Module], width: int) -> None:
+        super().__init__()
+        channels, height, wide = shape
+        self.patches = nn.Conv2d(channels, width, patch, patch)
+        self.places = nn.Parameter(0.02 * torch.randn(height // patch * (wide // patch), width))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).mT + self.places
+        return self.head(self.norm(self.blocks(tokens)).mean(1))
+
+
+def vit(
+    shape: Sequence[int],
+    classes: int,
+    *,
+    patch: int = 4,
+    width: int = 128,
+    depth: int = 4,
+    heads: int = 4,
+    hidden: int = 256,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A small vision transformer, to train from scratch (544,640 body weights on 3×32×32)."""
+    if shape[1] % patch or shape[2] % patch or width % heads:
+        raise ValueError(f"patch {patch} should divide {shape[1]}×{shape[2]}, and heads {heads} the width {width}")
+    blocks = [TransformerBlock(width, heads, hidden, dropout) for _ in range(depth)]
+    return VisionTransformer(shape, classes, patch, blocks, width)
+
+
+MODELS: dict[str, Builder] = {"alexnet": alexnet, "convnet": convnet, "mlp": mlp, "resnet18": resnet18, "vit": vit}

@@ -5,14 +5,19 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from codecl.data.inputs import take
 from codecl.data.task import TaskData
 from codecl.plan.graph import rounds, stable_below
+from codecl.space import norms
+from codecl.space.calling import call
+from codecl.space.tracing import evaluating
 from codecl.train.state import Setup
 
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
 NARROW = 0.7  # of η · L: below this the paper's order is near its limit at rates that are usual
 LARGE_ADAM = 0.01  # lr of adamw
 NAMED = 5  # names in a line
+SOME = 4  # images that are looked at together and each alone
 FEW_CLASSES = 0.5  # of a task's, as an agent sees them: batch norm then measures other statistics than the test's
 
 
@@ -24,6 +29,7 @@ def hazards(setup: Setup) -> Iterator[str]:
     yield from _narrow_steps(setup)
     yield from _large_steps(setup)
     yield from _batch_norms(setup)
+    yield from _mixed_batches(setup)
 
 
 def _small_parameters(setup: Setup) -> Iterator[str]:
@@ -98,6 +104,25 @@ def _batch_norms(setup: Setup) -> Iterator[str]:
                 " suffers; use a model with group norms, or a more even data.partition"
             )
             return
+
+
+def _mixed_batches(setup: Setup) -> Iterator[str]:
+    """Whether images of a batch change each other's outputs in other ways than by batch norms."""
+    names = norms.batch_norms(setup.module)
+    sizes = {name: int(getattr(norm, "num_features", 0)) for name, norm in names.items()}
+    plain = norms.unit_statistics(sizes, next(setup.module.parameters()))
+    images = setup.tasks[0].first(SOME)
+    try:
+        with torch.no_grad(), evaluating(setup.module), norms.normalising(setup.module, plain):
+            together = call(setup.module, {}, images)
+            alone = torch.cat([call(setup.module, {}, take(images, slice(at, at + 1))) for at in range(SOME)])
+    except (RuntimeError, ValueError, IndexError):  # it does not take a single image
+        return
+    if together.shape == alone.shape and not torch.allclose(together, alone, rtol=1e-2, atol=1e-3):
+        yield (
+            "model: what it gives for an image depends on the other images of its batch, also without batch norms:"
+            " accuracies are of test batches, and single images may be classified otherwise"
+        )
 
 
 def classes_seen(data: TaskData) -> float:

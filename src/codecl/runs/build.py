@@ -24,10 +24,11 @@ from codecl.exchange.topology import Topology
 from codecl.models import MODELS
 from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
+from codecl.runs.pretrained import put_weights
 from codecl.seeding import derive, spawn
 from codecl.space.layout import Parameters
 from codecl.space.plain import in_plain_operations
-from codecl.space.roles import parameter_roles
+from codecl.space.roles import matching, parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.space.wrapped import copied, unwrapped, without_weight_norms
 from codecl.train.execution import multiplying
@@ -163,7 +164,10 @@ def build_setup(
     if module is None:
         module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
-    module = working_copy(module).to(device, dtype)
+    module = working_copy(module, config.fixed)
+    if config.init and not past:
+        put_weights(module, config.init)
+    module = module.to(device, dtype)
     sample = tasks[0].first(min(2, tasks[0].train.size))
     roles = parameter_roles(module, sample, config.head, config.dense, config.frozen)
     roles = roles.with_shared_norms() if config.norms == "shared" else roles
@@ -261,10 +265,13 @@ def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: P
             )
 
 
-def working_copy(module: nn.Module) -> nn.Module:
-    """The copy that trains: without running statistics, its weights seen where they multiply. Law: of itself, it is the
-    same."""
-    return in_plain_operations(without_weight_norms(stateless_copy(module)))
+def working_copy(module: nn.Module, fixed: Sequence[str] = ()) -> nn.Module:
+    """The copy that trains: without running statistics, its weights seen where they multiply, the `fixed` ones told
+    not to train. Law: of itself, it is the same."""
+    ours = in_plain_operations(without_weight_norms(stateless_copy(module)))
+    for name in matching(ours, "fixed", fixed):
+        ours.get_parameter(name).requires_grad = False
+    return ours
 
 
 def stateless_copy(module: nn.Module) -> nn.Module:

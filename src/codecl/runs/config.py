@@ -21,7 +21,7 @@ from codecl.exchange.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
 from codecl.registry import lookup, near, source_digest
-from codecl.runs import yamlfile
+from codecl.runs import pretrained, yamlfile
 from codecl.runs.checkpoint import CheckpointConfig
 from codecl.space import directions
 from codecl.space.directions import FreeConfig, OwnConfig
@@ -101,11 +101,17 @@ class RunConfig(BaseModel):
     topology: TopologyConfig = TopologyConfig()
     data: DataConfig = DataConfig()
     model: ModelChoice = ModelChoice(name="convnet")
+    init: str | None = Field(
+        None, description="a .safetensors file of weights to start from: by name what fits; null: the model's own"
+    )
     head: str | None = Field(
         "auto", description="the Linear each task has of its own; auto: the last called; null: shared"
     )
     dense: tuple[str, ...] = Field(
         (), description="parameters (or patterns such as embed.*) that train whole in every task, and may forget"
+    )
+    fixed: tuple[str, ...] = Field(
+        (), description="parameters that never train, by name or pattern, for example of a pretrained part: encoder.*"
     )
     frozen: tuple[str, ...] = Field(
         (), description="parameters (or patterns such as encoder.*) that train in the first task only"
@@ -201,6 +207,7 @@ def validate(fields: Fields) -> RunConfig:
         "model": source_digest("model", MODELS, config.model.name),
         "topology": source_digest("topology", TOPOLOGIES, config.topology.name),
         "data": stream_digest(config.data),
+        "init": pretrained.file_digest(config.init) if config.init and "init" not in config.sources else None,
         "loss": source_digest("train.loss", LOSSES, config.train.loss),
         "score": source_digest("train.score", SCORES, config.train.score),
     }

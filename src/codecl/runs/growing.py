@@ -16,7 +16,7 @@ from codecl.runs.config import RunConfig, difference
 from codecl.runs.next_task import OWN, Past
 from codecl.runs.reader import BEFORE, EVENTS, read_config, read_events, read_metrics, read_tasks
 from codecl.runs.writer import kept_alone, write_begun
-from codecl.train.events import Recorded, RunStarted, TaskOpened
+from codecl.train.events import Evaluated, Recorded, RunStarted, TaskOpened
 from codecl.train.state import Setup
 
 MAY_DIFFER = ("data.stream", "data.digest", "data.tasks", "sources.data")
@@ -78,6 +78,8 @@ def amended(event: Recorded, config: RunConfig, tasks: int, heads: int) -> Recor
         return event.model_copy(update={"tasks": tasks, "digest": config.digest(), "data_sets": data_sets})
     if isinstance(event, TaskOpened):
         return event.model_copy(update={"reference_extra": event.reference_extra + heads})
+    if isinstance(event, Evaluated):
+        return event.model_copy(update={"without_identity": None})  # of all tasks, after the last
     return event
 
 

@@ -45,7 +45,7 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
     """The metrics of a run from its events."""
     epochs, opened = of_type(events, EpochEnded), last_of_task(of_type(events, TaskOpened))
     ends = last_of_task(epochs)
-    scores = rows(events)
+    scores, evaluated = rows(events), of_type(events, Evaluated)
     started, links = of_type(events, RunStarted)[-1:], of_type(events, LinksClosed)[-1:]
     seconds = sum(epoch.seconds for epoch in epochs)
     iterations = sum(epoch.step for epoch in ends)
@@ -68,6 +68,7 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
             ms_per_iteration=round(1000 * seconds / iterations, 4) if iterations else None,
             wall_s=round(wall_s, 3),
         ),
+        acc_without_identity=evaluated[-1].without_identity if evaluated else None,
         mu_by_task=_mu(epochs) or None,
         disagreement_by_task=[epoch.disagreement for epoch in ends] if links else None,
         missed=links[0].missed if links else None,

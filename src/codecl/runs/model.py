@@ -1,27 +1,25 @@
-"""The model in a run folder: saved by task, loaded as a user's module again, and asked what image files show."""
+"""The model in a run folder: saved by task, and loaded as a user's module again."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from codecl.data.images import prepared, scale_of
-from codecl.data.readers.pictures import CHANNELS, decode, pixels
-from codecl.data.streams import shaped
-from codecl.data.task import TaskInfo
-from codecl.errors import CodeclError, ConfigError, DataError
+from codecl.errors import CodeclError, ConfigError, ConfigWarning, DataError
 from codecl.files import replacing
 from codecl.models import MODELS
-from codecl.registry import near, source_digest
+from codecl.registry import source_digest
 from codecl.runs.build import build_model, stateless_copy
 from codecl.runs.config import RunConfig
-from codecl.runs.reader import one_run, read_config, read_layers, read_tasks
+from codecl.runs.reader import read_config, read_layers, read_tasks
 from codecl.space import norms
+from codecl.space.calling import output_of
 from codecl.space.kept import Kept
-from codecl.space.wrapped import weight_norms
+from codecl.space.wrapped import copied, unwrapped, weight_norms
 from codecl.train.state import State
 
 DIRECTIONS, COORDINATES = "directions/", "coordinates/"  # before the names of layers in a task's file
@@ -54,17 +52,32 @@ def read_kept(path: Path) -> Kept:
     return Kept(parameters, statistics, parts[DIRECTIONS], parts[COORDINATES])
 
 
-def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Module:
-    """The module of a run as it is for `task` (from 0), ready for inference. `model`: yours, if the run's was."""
+def load(
+    folder: str | Path, task: int | None = None, model: nn.Module | None = None, *, warn: bool = True
+) -> nn.Module:
+    """The module of a run as it is for `task` (from 0), ready for inference; None: one for all tasks (`AllTasks`).
+    `model`: yours, if the run's was."""
     path = Path(folder)
     config = read_config(path)
     if model is None:
         model = recorded_model(path, config)
+    if task is None:
+        module: nn.Module = _all_tasks(path, config, model)
+    else:
+        module = _task_model(path, config, model, task)
+    if warn and norms.depends_on_batch(module):
+        line = "model: its norms use the statistics of their batch, so a prediction depends on the other images there;"
+        warnings.warn(f"{line} train with train.norm_statistics=task", ConfigWarning, stacklevel=2)
+    return module
+
+
+def _task_model(path: Path, config: RunConfig, model: nn.Module, task: int) -> nn.Module:
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model of task {task + 1} (index {task}: the first task has index 0)")
-    module = stateless_copy(model).to(getattr(torch, config.dtype))
-    shared, kept, normed = load_file(body), read_kept(own), weight_norms(module)
+    shared, kept = load_file(body), read_kept(own)
+    module = (_own_copy(model) if kept.statistics else stateless_copy(model)).to(getattr(torch, config.dtype))
+    normed = weight_norms(module)
     known = {**dict(module.named_parameters()), **{name: weight.v for name, weight in normed.items()}}
     for name, value in {**shared, **kept.parameters}.items():
         compared = slice(1, None) if name not in shared else slice(None)  # a head may have another number of classes
@@ -85,6 +98,41 @@ def load(folder: str | Path, task: int, model: nn.Module | None = None) -> nn.Mo
     return module.eval()
 
 
+def _own_copy(model: nn.Module) -> nn.Module:
+    """A copy that has all that its class has, running statistics too."""
+    return copied(unwrapped(model))
+
+
+class AllTasks(nn.Module):
+    """The models of all tasks, for images of which nobody says the task: it gives the outputs of all heads side by
+    side, and the largest says the class, and the task with it (`task_of`)."""
+
+    def __init__(self, models: Sequence[nn.Module], classes: Sequence[int]) -> None:
+        super().__init__()
+        self.models, self.classes = nn.ModuleList(models), tuple(classes)
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        given = [output_of(model(*inputs, **named)) for model in self.models]
+        return torch.cat([some[:, :count] for some, count in zip(given, self.classes, strict=True)], 1)
+
+    def task_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(task, class in it), both from 0, of each row of outputs."""
+        ends = torch.tensor(self.classes, device=outputs.device).cumsum(0)
+        best = outputs.argmax(1)
+        task = torch.searchsorted(ends, best, right=True)
+        return task, best - (ends - ends.diff(prepend=ends.new_zeros(1)))[task]
+
+
+def _all_tasks(path: Path, config: RunConfig, model: nn.Module) -> AllTasks:
+    tasks = read_tasks(path)
+    scales = {(about.mean, about.std, about.stored) for about in tasks}
+    if len(scales) > 1 or config.head is None:
+        why = "scale their images differently" if len(scales) > 1 else "share one head"
+        raise ConfigError(f"{path}: its tasks {why}: load each with codecl.load(run, task)")
+    models = [_task_model(path, config, model, number) for number in range(len(tasks))]
+    return AllTasks(models, [about.classes for about in tasks])
+
+
 def recorded_model(path: Path, config: RunConfig) -> nn.Module:
     """The model that a config names, if it can still be built and its code is what it was."""
     if config.model.name == "own":
@@ -100,75 +148,3 @@ def recorded_model(path: Path, config: RunConfig) -> nn.Module:
             f"{path}: {config.model.name} has changed since; pass the model: codecl.load(run, task, model)"
         )
     return model
-
-
-class Prediction(NamedTuple):
-    image: str
-    classes: list[tuple[str, float]]  # what it is called and how probable it is, the most probable first
-
-
-def predict(run: Path, task: str, images: Sequence[Path], resize: bool = False, top: int = 1) -> list[Prediction]:
-    """What each of these images is, by itself, among the classes of a task (its name, or its number from 1)."""
-    folder = one_run(run)
-    number, about = _task(folder, task)
-    learned = read_config(folder).train
-    if learned.score != "accuracy":
-        raise ConfigError(
-            f"{folder}: its images have no classes (train.loss is {learned.loss}); use codecl.load(run, task) and the"
-            " numbers that it gives"
-        )
-    model = load(folder, number)
-    if any(norm.running_mean is None for norm in norms.batch_norms(model).values()):
-        raise ConfigError(
-            f"{folder}: its norms use the statistics of their batch, so one image alone cannot be classified; train it"
-            " with --set train.norm_statistics=task"
-        )
-    known = next(model.parameters())
-    names = about.labels or [str(label) for label in range(about.classes)]
-    out = []
-    for path in images:
-        batch = _read(path, about, resize)
-        scale = scale_of(about.name, (about.mean, about.std), batch, known.dtype)
-        with torch.no_grad():
-            odds = model(prepared(batch, scale, known.dtype))[0, : len(names)].softmax(0)
-        best = odds.topk(min(top, len(names)))
-        ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        out.append(Prediction(str(path), [(names[label], value) for label, value in ranked]))
-    return out
-
-
-def _task(folder: Path, task: str) -> tuple[int, TaskInfo]:
-    """A task's number from 0 and what is known of it."""
-    tasks = read_tasks(folder)
-    names = [about.name for about in tasks]
-    if task.isdecimal() and 1 <= int(task) <= len(tasks):
-        return int(task) - 1, tasks[int(task) - 1]
-    if task not in names:
-        known = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
-        hint = near(task, dict.fromkeys(names))
-        raise ConfigError(f"--task: {task!r} is not a task of {folder}{hint}; there are {known}")
-    if names.count(task) > 1:
-        which = " and ".join(str(number) for number, name in enumerate(names, 1) if name == task)
-        raise ConfigError(f"--task: {task!r} is the name of tasks {which} of {folder}; give the number")
-    return names.index(task), tasks[names.index(task)]
-
-
-def _read(path: Path, about: TaskInfo, resize: bool) -> Tensor:
-    """An image file as the task's images are stored [1, channels, height, width]."""
-    if about.stored != "uint8" or len(about.shape) != 3 or about.original[0] not in CHANNELS:
-        raise ConfigError(
-            f"task {about.name!r} was not trained on pictures; use codecl.load(run, task) on tensors of your own"
-        )
-    try:
-        image = decode(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    if image is None:
-        raise DataError(f"{path}: is not an image that can be read")
-    channels, height, width = about.original
-    if image.size != (width, height) and not resize:
-        raise ConfigError(
-            f"{path}: is {image.width}×{image.height}, task {about.name!r} takes {width}×{height}; --resize scales"
-        )
-    values = torch.from_numpy(pixels(image, (width, height), CHANNELS[channels]).copy())
-    return shaped(values[None], about.shape)

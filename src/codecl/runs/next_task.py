@@ -60,7 +60,7 @@ def module_of(past: Past, module: nn.Module | None) -> nn.Module:
         raise ConfigError(f"{name}: was made with a model of your own: pass one, codecl.Learner.open(folder, model)")
     else:
         module = recorded_model(past.folder, config)
-    module = working_copy(module).to(getattr(torch, config.dtype))
+    module = working_copy(module, config.fixed).to(getattr(torch, config.dtype))
     recorded = read_structure(past.folder)
     if not recorded:
         raise DataError(f"{name}: was recorded by an older codecl, which kept no head for a next task")

@@ -90,6 +90,7 @@ class Metrics(Labels):
     trained_by_task: Sequence[Mapping[str, int]] | None = None  # free directions that were trained, where chosen
     own_by_task: Sequence[Mapping[str, int]] | None = None  # own directions, where tasks have some
     timing: Timing
+    acc_without_identity: float | None = None  # at the end, when nobody says which task an image is of
     mu_by_task: Sequence[MeanMax] | None = None  # where it was measured
     disagreement_by_task: Sequence[float | None] | None = None  # of a peer, as the three below
     missed: int | None = None  # messages of neighbours

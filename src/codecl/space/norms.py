@@ -42,11 +42,22 @@ def normalising(module: nn.Module, statistics: Mapping[str, Tensor]) -> Iterator
             setattr(module.get_submodule(owner), what, None)
 
 
+def depends_on_batch(module: nn.Module) -> bool:
+    """Whether there are batch norms without statistics of their own, so that images of a batch change each other."""
+    return any(getattr(norm, MEAN) is None for norm in batch_norms(module).values())
+
+
 def put(module: nn.Module, statistics: Mapping[str, Tensor]) -> None:
     """Give the module's norms these statistics."""
     for name, value in statistics.items():
         owner, _, what = name.rpartition(".")
         setattr(module.get_submodule(owner), what, value)
+
+
+def unit_statistics(features: Mapping[str, int], like: Tensor) -> dict[str, Tensor]:
+    """Mean 0 and variance 1 for norms with so many features: they leave their inputs as they are."""
+    zeros = {f"{name}.{MEAN}".lstrip("."): like.new_zeros(count) for name, count in features.items()}
+    return zeros | {f"{name}.{VARIANCE}".lstrip("."): like.new_ones(count) for name, count in features.items()}
 
 
 def is_statistic(name: str) -> bool:

@@ -130,20 +130,24 @@ def _names(module: nn.Module) -> Names:
     return names
 
 
+def matching(module: nn.Module, field: str, wanted: Collection[str]) -> list[str]:
+    """The module's parameters with these names, or of these patterns; one that matches nothing is refused."""
+    known, out = dict(module.named_parameters(remove_duplicate=False)), []
+    for name in wanted:
+        matches = [name] if name in known else fnmatch.filter(known, name)
+        if not matches:
+            raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(known)}")
+        out += matches
+    return out
+
+
 def _asked(
     module: nn.Module, names: Names, dense: Collection[str], frozen: Collection[str]
 ) -> dict[str, Literal["dense", "first"]]:
     """The parameters whose role the user has said, by name or by a pattern, by their first names."""
-    known = dict(module.named_parameters(remove_duplicate=False))
 
     def found(field: str, wanted: Collection[str]) -> set[str]:
-        out: set[str] = set()
-        for name in wanted:
-            matches = [name] if name in known else fnmatch.filter(known, name)
-            if not matches:
-                raise ConfigError(f"{field}: the model has no parameter {name!r}; there are {', '.join(known)}")
-            out.update(names.aliases.get(match, match) for match in matches)
-        return out
+        return {names.aliases.get(match, match) for match in matching(module, field, wanted)}
 
     to_train, to_freeze = found("dense", dense), found("frozen", frozen)
     if to_train & to_freeze:

@@ -153,6 +153,7 @@ class Evaluated(InTask):
     kind: Literal["eval"] = "eval"
     # of each task so far: in percent, or what the run's score gives; None: not scored again, its test data is not here
     accuracy: Sequence[float | None]
+    without_identity: float | None = None  # after the last task: mean accuracy when nobody says an image's task
     seconds: float  # that it took
     state: Any = Live
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from codecl.data.task import TaskData
 from codecl.errors import RunFailed
 from codecl.space.directions import FREE, OWN, counts
-from codecl.train import plateau, scoring
+from codecl.train import identity, plateau, scoring
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
@@ -41,7 +41,9 @@ def train(setup: Setup, state: State, position: TaskPosition | None = None) -> I
             carry = yield from _train_task(setup, state, data, agents, start)
         setup = setup._replace(execution=agents.execution)
         state = yield from close_task(setup, state, data, agents, carry, agreed=start.agreed)
-        yield scoring.evaluate(setup, state, data.index)
+        scored = scoring.evaluate(setup, state, data.index)
+        is_last = data.index == len(setup.heads) - 1
+        yield scored.model_copy(update={"without_identity": identity.accuracy(setup, state)}) if is_last else scored
         position = None
 
 
