@@ -212,8 +212,21 @@ def test_data_of_ones_own_run(tmp_path):
 
 
 def test_the_model_of_ones_own_runs(tmp_path):
-    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(), re.S)[1]
-    (tmp_path / "own.py").write_text(example)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(), re.S)
+    assert len(examples) == 2
+    (tmp_path / "own.py").write_text("\n".join(examples))
     done = subprocess.run([sys.executable, "-W", "error", "own.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[0]) > 90
+
+
+def test_the_pretrained_start_runs(tmp_path):
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "pretrained.md").read_text(), re.S)[1]
+    (tmp_path / "own.py").write_text(example)
+    done = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    acc, bwt, cc = map(float, done.stdout.split())
+    assert acc > 90
+    assert bwt > -5
+    assert cc > 2
+    assert "init: 29 of 31 tensors are from pretrained.safetensors; of another shape there: head.weight" in done.stderr
