@@ -81,7 +81,7 @@ NO_LAUNCHER = "codecl: exchange: cluster needs a launcher that sets RANK, WORLD_
         ("data add mine . --size 0", 2, "--size"),
         ("data verify ../x", 2, "NAME: '../x' is not allowed"),
         ("data remove mnist", 2, "No such command"),
-        ("bench --models vit", 2, "'vit' is not a model that it knows; there are convnet, mlp, alexnet"),
+        ("bench --models lenet", 2, "'lenet' is not a model that it knows; there are convnet, mlp, alexnet"),
         ("bench --models mlp --agents two", 2, "--agents: 'two' is not a whole number"),
         ("bench --models mlp --precision half", 2, "train.precision: 'half' is not allowed"),
         ("bench --models mlp --method magic", 2, "method: 'magic' is unknown"),

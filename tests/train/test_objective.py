@@ -11,7 +11,7 @@ from torch.nn import functional
 import codecl
 from codecl import Method, Task, api
 from codecl.errors import ConfigError, DataError, RunFailed
-from codecl.runs.model import predict
+from codecl.runs.predict import predict
 from codecl.train.objective import f1, label_accuracy, negative_mse, r2
 from tests.conftest import ROOT
 from tests.problems import config, perceptron, tasks

@@ -23,6 +23,7 @@ from codecl.data.targets import Targets, are_classes
 from codecl.errors import ConfigError, DataError
 from codecl.seeding import spawn
 
+MANY = 8192  # streamed images of an agent by which statistics of norms are measured, at most
 Std = Annotated[FiniteFloat, Field(gt=0)]
 
 
@@ -322,9 +323,11 @@ class TaskData:
         return batch.images_AB
 
     def of_agent(self, agent: int, batch: int) -> Iterator[Inputs]:
-        """All images of an agent's shard, prepared but not varied, in batches of mixed classes."""
+        """All images of an agent's shard, prepared but not varied, in batches of mixed classes; many of them where they
+        are streamed."""
         shard = self.partition[agent]
         order = shard[torch.randperm(len(shard), generator=spawn(self.seed, "norms", agent, self.index))]
+        order = order[:MANY] if self.streamed else order
         picks = self.train.picks(order[:, None], spawn(self.seed, "norms items", agent, self.index))
         for images, _ in self._prepared(self.train, in_batches(picks, batch)):
             yield images
