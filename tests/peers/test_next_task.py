@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -129,28 +130,62 @@ def test_the_file_of_every_agent_names_the_next_task(tmp_path):
     assert after.run_config().data.tasks == 3
     assert [earlier.run_config() for earlier in after.earlier] == [before.run_config()]
     assert (after.name, after.addresses) == (before.name, before.addresses)
-    with pytest.raises(ConfigError, match=r"no agent of this fleet has ended a run here .*say where: --out"):
+    with pytest.raises(ConfigError, match=r"no agent of this fleet has a run here .*say where: --out"):
         next_task.learn(tmp_path / "fleet", "next", tmp_path / "runs")  # it has to learn that one first
 
 
-def test_a_fleet_that_is_at_work_or_was_stopped_is_told_to_end_first(tmp_path):
-    run = finished_fleet(tmp_path)
-    handle = lock(run)
-    with pytest.raises(ConfigError, match=r"this agent is at work; wait until the fleet has ended"):
-        next_task.learn(tmp_path / "fleet", "next", tmp_path / "runs")
-    os.close(handle)
-    shutil.rmtree(tmp_path / "fleet")
-    shutil.rmtree(tmp_path / "runs")
+def test_a_fleet_that_was_stopped_is_told_to_end_first(tmp_path):
     finished_fleet(tmp_path, "partial")
     with pytest.raises(ConfigError, match=r"this agent has not ended; start it again"):
         next_task.learn(tmp_path / "fleet", "next", tmp_path / "runs")
+
+
+def test_the_next_task_of_a_fleet_at_work_waits_until_an_agent_has_ended(tmp_path):
+    handle = lock(finished_fleet(tmp_path, "partial"))
+    before = [fleet.read(tmp_path / "fleet" / f"agent-{agent}" / "agent.yaml") for agent in range(4)]
+    assert not next_task.take_next(before[0])
+    added = next_task.learn(tmp_path / "fleet", "next", tmp_path / "runs")
+    assert added.at_work
+    assert [path.name for path in added.written] == [next_task.NEXT] * 4
+    assert fleet.read(tmp_path / "fleet" / "agent-1" / "agent.yaml").fleet == before[1].fleet  # not yet
+    with pytest.raises(ConfigError, match=r"next.yaml: a next task is waiting there already"):
+        next_task.learn(tmp_path / "fleet", "next", tmp_path / "runs")
+    os.close(handle)
+    assert next_task.take_next(before[1])
+    after = fleet.read(tmp_path / "fleet" / "agent-1" / "agent.yaml")
+    assert after.fleet.run_config().data.tasks == 3
+    assert not next_task.take_next(after)
+    others = added.written[2]
+    others.write_text(others.read_text().replace(before[0].fleet.name, "0" * 12))
+    with pytest.raises(ConfigError):
+        next_task.take_next(before[2])
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_a_fleet_at_work_goes_on_with_the_task_that_it_is_given(data, tmp_path):
+    """Four processes that are never started again end as a simulated run of all three tasks."""
+    settings = config(tasks=None)
+    working = LocalFleet(settings, RULES, tmp_path)
+    whole = api.run(config(stream="split(mnist, 5) + whole(fashion-mnist)"), out=tmp_path / "whole", device="cpu")
+    with working:
+        while not all(working.run_folder(agent).joinpath("model", "tasks.json").is_file() for agent in range(4)):
+            time.sleep(0.05)
+        assert next_task.learn(tmp_path / "fleet", "fashion-mnist", tmp_path / "runs").at_work
+        assert set(working.finished(240).values()) == {0}, working.log(0)
+    later = Later(working)
+    theirs = load_file(whole.folder / "model" / "body.safetensors")
+    for agent, ours in enumerate(bodies(later)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+        assert later.metrics(agent)["status"] == "complete"
+        assert later.metrics(agent)["tasks"] == 3
 
 
 def test_the_command_says_what_to_do_next(cli, tmp_path):
     finished_fleet(tmp_path)
     done = cli("peer", "learn", "fleet", "--task", "next", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "has learned 2 tasks; next: next" in done.stdout
+    assert "has 2 tasks; next: next" in done.stdout
     assert "start every agent again" in done.stdout
 
 

@@ -104,14 +104,21 @@ def learn(
     task: Annotated[str, typer.Option(help="A data set's name, a stream as in data.stream, or next: of its own.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where its runs are. Default: as agent.yaml says.")] = None,
 ) -> None:
-    """Give a fleet that has ended its next task: agents that are started again learn it, without their old data."""
+    """Give a fleet its next task, which needs no old data: agents at work go on with it, others when started again."""
     from codecl.peers import next_task
 
     added = next_task.learn(folder, task, out)
-    typer.echo(f"fleet {added.fleet.name} has learned {added.tasks} tasks; next: {task}")
+    typer.echo(f"fleet {added.fleet.name} has {added.tasks} tasks; next: {task}")
     for path in added.written:
-        typer.echo(f"changed {path}")
-    typer.echo(f"copy {added.written[0]} over the one beside each agent.yaml elsewhere, and start every agent again")
+        typer.echo(f"{'wrote' if added.at_work else 'changed'} {path}")
+    if added.at_work:
+        typer.echo(
+            f"copy {added.written[0]} beside each agent.yaml elsewhere; agents go on with it when they have ended"
+        )
+    else:
+        typer.echo(
+            f"copy {added.written[0]} over the one beside each agent.yaml elsewhere, and start every agent again"
+        )
 
 
 @peer.command()
@@ -146,12 +153,11 @@ def agent(
     import logging
 
     from codecl.peers import agent as peer
-    from codecl.peers import fleet
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    metrics, folder = peer.take_part(fleet.read(file), out, again)
-    score = "-" if metrics.acc is None else format(metrics.acc, ".2f" if metrics.in_percent else ".4g")
-    typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {score}, {folder}")
+    for metrics, folder in peer.take_part_on(file, out, again):
+        score = "-" if metrics.acc is None else format(metrics.acc, ".2f" if metrics.in_percent else ".4g")
+        typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {score}, {folder}")
     if metrics.status == "degraded":
         raise typer.Exit(DEGRADED)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from codecl.data import verdicts
 from codecl.errors import RunFailed
 from codecl.exchange import digest
-from codecl.peers import certificates, next_task
+from codecl.peers import certificates, fleet, next_task
 from codecl.peers.decisions import Rounds
 from codecl.peers.fleet import Member, check_offered
 from codecl.peers.history import History, NodeIdentity
@@ -49,6 +49,16 @@ class Taken(NamedTuple):
 
 def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
     return run_folder_of(config, out) / f"agent-{agent}"
+
+
+def take_part_on(path: Path, out: Path | None = None, again: bool = False) -> Iterator[Taken]:
+    """As the agent that an agent.yaml describes: its run, and one more for each next task that it was given
+    meanwhile."""
+    member = fleet.read(path)
+    yield take_part(member, out, again)
+    while next_task.take_next(member):
+        member = fleet.read(path)
+        yield take_part(member, out)
 
 
 def take_part(member: Member, out: Path | None = None, again: bool = False) -> Taken:

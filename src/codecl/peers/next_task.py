@@ -1,6 +1,8 @@
 """The next task of a fleet: `fleet.yaml` of a stopped one names it, and each agent goes on from what it has learned,
-or from what its neighbours have; old training data is not needed."""
+or from what its neighbours have; old training data is not needed. Beside that of one at work lies `next.yaml`, which
+takes its place when the agent has ended."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +18,7 @@ from codecl.files import is_locked, write_text
 from codecl.peers import fleet
 from codecl.peers.fleet import Earlier, Fleet, Member, check_offered
 from codecl.runs import config as configs
+from codecl.runs import yamlfile
 from codecl.runs.build import task_options
 from codecl.runs.config import RunConfig
 from codecl.runs.growing import amended
@@ -27,6 +30,7 @@ from codecl.train.state import Setup
 
 COMMITS = "commits"  # the folder of what each task left, in a run's own
 ENDED = ("complete", "degraded")
+NEXT = "next.yaml"  # beside a fleet.yaml: the fleet with one more task
 
 
 class Before(NamedTuple):
@@ -100,37 +104,55 @@ class Added(NamedTuple):
     """A task that a fleet was given."""
 
     fleet: Fleet
-    tasks: int  # that it had learned
-    written: Sequence[Path]  # each a fleet.yaml
+    tasks: int  # that it had before
+    written: Sequence[Path]  # each a fleet.yaml, or a next.yaml
+    at_work: bool  # agents go on by themselves when they have ended
 
 
 def learn(folder: Path, task: str, out: Path | None = None) -> Added:
-    """Give a stopped fleet its next task. `folder`: the fleet's, or that of an agent; `out`: where its runs are."""
+    """Give a fleet its next task. `folder`: the fleet's, or that of an agent; `out`: where its runs are."""
     agents = sorted(folder.glob("agent-*/agent.yaml")) or [folder / "agent.yaml"]
     members = [fleet.read(path) for path in agents]
     known = members[0].fleet
     config = known.run_config()
     runs = [run_folder(member, with_own_data(config, member), out) for member in members]
-    ended = [run for run in runs if _has_ended(run)]
-    if not ended:
-        raise ConfigError(f"{folder}: no agent of this fleet has ended a run here (no {runs[0]}); say where: --out")
-    tasks = read_tasks(ended[0])
-    next_config = extended(config, task, read_files(ended[0]), _local_path(members))
+    begun = [run for run in runs if _is_here(run)]
+    if not begun:
+        raise ConfigError(f"{folder}: no agent of this fleet has a run here (no {runs[0]}); say where: --out")
+    at_work = any(map(is_locked, runs))
+    tasks = read_tasks(begun[0])
+    next_config = extended(config, task, read_files(begun[0]), _local_path(members))
     check_offered(next_config)
     fields = {"config": next_config.model_dump(mode="json"), "digest": next_config.digest()}
     earlier = (*known.earlier, Earlier(config=known.config, tasks=tuple(tasks)))
     changed = Fleet.model_validate({**known.model_dump(by_alias=True), **fields, "earlier": earlier})
     shared = [folder / "fleet.yaml"] if (folder / "fleet.yaml").is_file() else []
-    written = list(dict.fromkeys([*shared, *(member.folder / member.settings.fleet for member in members)]))
+    files = [*([] if at_work else shared), *(member.folder / member.settings.fleet for member in members)]
+    written = list(dict.fromkeys(path.with_name(NEXT) if at_work else path for path in files))
     for path in written:
+        if at_work and path.is_file():
+            raise ConfigError(f"{path}: a next task is waiting there already; give another one when that is begun")
         write_text(path, changed.dump())
-    return Added(changed, len(tasks), written)
+    return Added(changed, len(tasks), written, at_work)
 
 
-def _has_ended(run: Path) -> bool:
-    """Whether an agent's run is here and finished; one that is not is refused."""
+def take_next(member: Member) -> bool:
+    """When an agent has ended: whether it was given a next task meanwhile, which its fleet.yaml then names."""
+    path = member.folder / member.settings.fleet
+    waiting = path.with_name(NEXT)
+    if not waiting.is_file():
+        return yamlfile.read(Fleet, path, fleet.AGAIN).digest != member.fleet.digest
+    known, given = member.fleet, yamlfile.read(Fleet, waiting, fleet.AGAIN)
+    if (given.name, given.addresses) != (known.name, known.addresses) or given.earlier[:-1] != known.earlier:
+        raise ConfigError(f"{waiting}: is not the next task of fleet {known.name}; remove it, or run peer learn again")
+    os.replace(waiting, path)
+    return True
+
+
+def _is_here(run: Path) -> bool:
+    """Whether an agent's run is here, finished or at work; one that was stopped in the middle is refused."""
     if is_locked(run):
-        raise ConfigError(f"{run}: this agent is at work; wait until the fleet has ended, then give it the next task")
+        return (run / "model" / "tasks.json").is_file()
     if not run.is_dir():
         return False
     with suppress(DataError):
