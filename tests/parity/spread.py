@@ -26,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 ONE_WAY = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (2, 0), (1, 4))
 ADAM = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, "clip_norm": 1.0}
+AFTER = {"order": "adapt-then-combine"}
 FIRST = {"directions": 4, "first_task": True}
 CASES: dict[str, Mapping[str, Any]] = {
     **{
@@ -39,6 +40,14 @@ CASES: dict[str, Mapping[str, Any]] = {
     "combine": {"agents": 5, "topology": "ring", "train": {"order": "adapt-then-combine", "momentum": 0.5}},
     "adamw": {"agents": 5, "topology": "ring", "train": ADAM},
     "four adamw": {"agents": 4, "topology": "ring", "train": ADAM},
+    "diffusion": {"agents": 5, "topology": "star", "train": {**AFTER, "correction": "exact-diffusion"}},
+    "tracking": {"agents": 5, "topology": "star", "train": {**AFTER, "correction": "gradient-tracking"}},
+    "four diffusion": {"agents": 4, "topology": "complete", "train": {**AFTER, "correction": "exact-diffusion"}},
+    "four quasi": {
+        "agents": 4,
+        "topology": "ring-undirected",
+        "train": {**AFTER, "correction": "quasi-global", "momentum": 0.5},
+    },
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},

@@ -15,11 +15,13 @@ from tests.problems import config, furthest
 
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
-RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts"], 3: FIVE, 4: EIGHT, 8: EIGHT}
+RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts", "four quasi"], 3: FIVE, 4: EIGHT, 8: EIGHT}
 PEERS = {
     4: [
         "four",
         "four adamw",
+        "four diffusion",
+        "four quasi",
         "four all",
         "own four",
         "own four all",

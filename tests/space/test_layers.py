@@ -82,6 +82,21 @@ def test_every_model_of_ours_has_a_place_for_every_parameter(name):
     assert (len(places.layers), size) == counts[name]
 
 
+@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_a_norm_that_does_not_mix_images_has_the_same_weights(name, norm):
+    by_batch, ours = MODELS[name]((3, 32, 32), 10), MODELS[name]((3, 32, 32), 10, norm=norm).train()
+    assert {key: value.shape for key, value in ours.state_dict().items()} == {
+        key: value.shape for key, value in by_batch.state_dict().items()
+    }
+    images = torch.randn(3, 3, 32, 32)
+    for part in ours.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    alone = torch.cat([ours(image[None]) for image in images])
+    torch.testing.assert_close(ours(images), alone, rtol=1e-3, atol=1e-4)
+
+
 class Tied(nn.Module):
     def __init__(self, transposed: bool) -> None:
         super().__init__()

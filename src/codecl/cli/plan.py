@@ -144,6 +144,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("rounds of agreement between tasks", str(graph.agree_rounds)),
         ("… what they leave of a disagreement", f"{graph.contraction**graph.agree_rounds:.1e}"),
         ("stable while lr × curvature is below", "–" if graph.stable_below is None else f"{graph.stable_below:.2f}"),
+        *_corrected(graph.correction_modulus),
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
         ("first task: bytes per step and link", size(plan.tasks[0].message_bytes)),
         ("sent while training", sign + size(plan.train_bytes)),
@@ -176,3 +177,7 @@ def _duration(seconds: float) -> str:
 def _span(min_max: tuple[int, int]) -> str:
     low, high = min_max
     return str(low) if low == high else f"{low}-{high}"
+
+
+def _corrected(modulus: float | None) -> list[tuple[str, str]]:
+    return [] if modulus is None else [("disagreement after a step, at most ×", f"{modulus:.4f}")]

@@ -2,27 +2,44 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 Builder = Callable[..., nn.Module]
+GROUPS = 8  # of channels, at most, that a group norm normalises together
+
+
+def norm_of(kind: str, features: int, maps: bool = True) -> nn.Module:
+    """A norm of so many channels of maps, or features: by `batch`, `group` (of channels) or `layer` (all of an image).
+    Group and layer norms do not mix images, so that agents may hold different classes."""
+    if kind == "batch":
+        batch_norm = nn.BatchNorm2d if maps else nn.BatchNorm1d
+        return batch_norm(features, track_running_stats=False)
+    if kind not in ("group", "layer"):
+        raise ValueError(f"norm {kind!r} is not one of batch, group, layer")
+    return nn.GroupNorm(gcd(GROUPS, features) if kind == "group" else 1, features)
 
 
 def alexnet(
-    shape: Sequence[int], classes: int, *, width: int = 1, dropout: Sequence[float] = (0.2, 0.2, 0.5, 0.5, 0.5)
+    shape: Sequence[int],
+    classes: int,
+    *,
+    width: int = 1,
+    dropout: Sequence[float] = (0.2, 0.2, 0.5, 0.5, 0.5),
+    norm: str = "batch",
 ) -> nn.Module:
     """The AlexNet-like net of the paper's Split CIFAR-100 (no biases; 406,784 body weights on 3×32×32).
 
     `width` times as many channels and units: 4 is the net of GPM and those after it (6,499,328 body weights). `dropout`
-    by layer."""
+    by layer. `norm`: batch, group or layer."""
     net = nn.Sequential()
     before, hidden = shape[0], 512 * width
     for number, (after, kernel) in enumerate([(16 * width, 4), (32 * width, 3), (64 * width, 2)], 1):
         net.add_module(f"conv{number}", nn.Conv2d(before, after, kernel, bias=False))
-        net.add_module(f"norm{number}", nn.BatchNorm2d(after, track_running_stats=False))
+        net.add_module(f"norm{number}", norm_of(norm, after))
         net.add_module(f"relu{number}", nn.ReLU())
         net.add_module(f"drop{number}", nn.Dropout(dropout[number - 1]))
         net.add_module(f"pool{number}", nn.MaxPool2d(2))
@@ -32,7 +49,7 @@ def alexnet(
         before = net(torch.zeros(2, *shape)).shape[1]
     for number in (4, 5):
         net.add_module(f"fc{number}", nn.Linear(before, hidden, bias=False))
-        net.add_module(f"norm{number}", nn.BatchNorm1d(hidden, track_running_stats=False))
+        net.add_module(f"norm{number}", norm_of(norm, hidden, maps=False))
         net.add_module(f"relu{number}", nn.ReLU())
         net.add_module(f"drop{number}", nn.Dropout(dropout[number - 1]))
         before = hidden
@@ -81,36 +98,36 @@ def mlp(
 class Block(nn.Module):
     """Two 3×3 convolutions beside a shortcut."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: str = "batch") -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after, track_running_stats=False)
+        self.norm1 = norm_of(norm, after)
         self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after, track_running_stats=False)
+        self.norm2 = norm_of(norm, after)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after, track_running_stats=False)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm_of(norm, after))
 
     def forward(self, x: Tensor) -> Tensor:
         out = functional.relu(self.norm1(self.conv1(x)))
         return functional.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
 
 
-def resnet18(shape: Sequence[int], classes: int, *, channels: int = 20, stride: int = 1) -> nn.Module:
+def resnet18(
+    shape: Sequence[int], classes: int, *, channels: int = 20, stride: int = 1, norm: str = "batch"
+) -> nn.Module:
     """The reduced ResNet-18 of the paper's miniImageNet and 5-Datasets: 20 base channels, no biases.
 
-    `stride` of the first convolution: 1, or 2 for 84×84 images."""
+    `stride` of the first convolution: 1, or 2 for 84×84 images. `norm`: batch, group or layer."""
     net = nn.Sequential()
     net.add_module("conv", nn.Conv2d(shape[0], channels, 3, stride, 1, bias=False))
-    net.add_module("norm", nn.BatchNorm2d(channels, track_running_stats=False))
+    net.add_module("norm", norm_of(norm, channels))
     net.add_module("relu", nn.ReLU())
     before = channels
     for stage in range(4):
         after = channels << stage
-        net.add_module(f"block{stage + 1}a", Block(before, after, 2 if stage else 1))
-        net.add_module(f"block{stage + 1}b", Block(after, after, 1))
+        net.add_module(f"block{stage + 1}a", Block(before, after, 2 if stage else 1, norm))
+        net.add_module(f"block{stage + 1}b", Block(after, after, 1, norm))
         before = after
     net.add_module("pool", nn.AvgPool2d(2))
     net.add_module("flatten", nn.Flatten())

@@ -18,6 +18,7 @@ from codecl.runs.config import RunConfig
 from codecl.seeding import choose
 from codecl.space.tracing import logits
 from codecl.train import autotune
+from codecl.train.corrections import CORRECTIONS
 from codecl.train.objective import loss_of
 from codecl.train.optimizers import state_size
 from codecl.train.state import Setup, State
@@ -85,7 +86,7 @@ def plan(
         forecast = Forecast(config, setup, state, like)
         ms = _ms_per_step(setup, state, config.train.execution == "auto") if measure else None
         activations = _activations(setup, state)
-    graph = graph_of(setup.topology, config.train.order)
+    graph = graph_of(setup.topology, config.train.order, config.train.correction, config.train.momentum)
     if config.train.optimizer != "sgd":  # its steps do not grow with the curvature
         graph = replace(graph, stable_below=None)
     task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(data)))
@@ -121,6 +122,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
     left = [max(0, shard - steps * batch) for shard in shards]
     size = message_bytes(setup.message, message.coordinates, forecast.itemsize)
     trained, agreed = edges * steps * epochs, setup.agree_rounds
+    rows = CORRECTIONS[setup.train.correction].sent
     return TaskPlan(
         name=data.name,
         images=sum(shards),
@@ -130,18 +132,18 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         left_over=(min(left), max(left)),
         coordinates=message.coordinates,
         full=message.full,
-        message_bytes=size,
+        message_bytes=size * rows,
         message_known=message.known,
         opening_bytes=sends * sum(forecast.opening(task)),
         kept=forecast.kept(task),
-        train_bytes=trained * size,
+        train_bytes=trained * size * rows,
         agree_bytes=edges * agreed * size,
         reduce_bytes=sends * end.pool,
         flood_bytes=sends * end.flood,
         end_known=end.known if sends else "exact",
         full_bytes=(trained + edges * setup.topology.agree_rounds) * message.full * forecast.itemsize,
         messages_s=_seconds(
-            setup, task, size * (steps * epochs + agreed), end.flood + forecast.opening(task).flood, bandwidth
+            setup, task, size * (rows * steps * epochs + agreed), end.flood + forecast.opening(task).flood, bandwidth
         ),
     )
 

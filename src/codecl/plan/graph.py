@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from codecl.exchange.topology import Matrix, Topology
+from codecl.train import corrections
+from codecl.train.corrections import largest_modulus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +22,17 @@ class GraphPlan:
     rounds_millionfold: int
     agree_rounds: int
     stable_below: float | None  # of η · L, of plain sgd in the config's order of mixing; None: adamw
+    correction_modulus: float | None = None  # what multiplies disagreement in a step at most, with a correction
 
 
-def graph_of(topology: Topology, order: str = "paper") -> GraphPlan:
-    """Of the graph alone."""
+def graph_of(
+    topology: Topology, order: str = "paper", correction: corrections.Name = "none", momentum: float = 0.0
+) -> GraphPlan:
+    """Of the graph alone, and of a correction on it."""
+    corrected = correction != "none" and topology.agents > 1
+    below, modulus = (
+        stable(topology.mixing, correction, momentum) for stable in (corrections.stable_below, largest_modulus)
+    )
     heard = [topology.graph.in_degree(agent) for agent in range(topology.agents)]
     return GraphPlan(
         agents=topology.agents,
@@ -35,7 +44,8 @@ def graph_of(topology: Topology, order: str = "paper") -> GraphPlan:
         rounds_tenfold=rounds(topology.contraction, 0.1),
         rounds_millionfold=rounds(topology.contraction, 1e-6),
         agree_rounds=topology.agree_rounds,
-        stable_below=stable_below(topology.mixing, order),
+        stable_below=below if corrected else stable_below(topology.mixing, order),
+        correction_modulus=modulus if corrected else None,
     )
 
 

@@ -11,6 +11,7 @@ from codecl.plan.graph import rounds, stable_below
 from codecl.space import norms
 from codecl.space.calling import call
 from codecl.space.tracing import evaluating
+from codecl.train import corrections
 from codecl.train.state import Setup
 
 FEW_TENFOLDS = 10  # a graph mixes slowly where a task's steps shrink disagreement tenfold fewer times than this
@@ -77,7 +78,16 @@ def _slow_mixing(setup: Setup) -> Iterator[str]:
 def _narrow_steps(setup: Setup) -> Iterator[str]:
     if setup.train.optimizer != "sgd":  # its steps do not grow with the curvature
         return
-    limit = stable_below(setup.topology.mixing, setup.train.order)
+    train, mixing = setup.train, setup.topology.mixing
+    if train.correction != "none" and setup.topology.agents > 1:
+        limit = corrections.stable_below(mixing, train.correction, train.momentum)
+        if limit < NARROW:
+            yield (
+                f"lr: {train.correction} is stable only while lr × curvature is below {limit:.2f} on"
+                f" {setup.topology.name} (train.lr is {train.lr:g}); use an undirected graph with more links"
+            )
+        return
+    limit = stable_below(mixing, train.order)
     if setup.topology.agents > 1 and limit < NARROW:
         yield (
             f"lr: mixing before the step is stable only while lr × curvature is below {limit:.2f} on"

@@ -31,6 +31,7 @@ from codecl.space.plain import in_plain_operations
 from codecl.space.roles import matching, parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.space.wrapped import copied, unwrapped, without_weight_norms
+from codecl.train.corrections import largest_modulus
 from codecl.train.execution import multiplying
 from codecl.train.objective_check import check_objective
 from codecl.train.state import Setup, State
@@ -164,6 +165,7 @@ def build_setup(
     if module is None:
         module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
+    check_correction(config, topology)
     module = working_copy(module, config.fixed)
     if config.init and not past:
         put_weights(module, config.init)
@@ -198,6 +200,24 @@ def build_setup(
     check_objective(setup, {**start.parameters, **setup.heads[0]})
     _check_share(setup)
     return setup, start
+
+
+def check_correction(config: RunConfig, topology: Topology) -> None:
+    """Refuse a correction under which agents on this graph drift apart, whatever they learn."""
+    train = config.train
+    if train.correction == "none" or topology.agents == 1:
+        return
+    if train.correction == "gradient-tracking" and config.message.bits != 32:
+        raise ConfigError(
+            f"train.correction: gradient-tracking sends two rows a step, and message.bits={config.message.bits}"
+            " remembers one; use message.bits=32 or exact-diffusion"
+        )
+    modulus = largest_modulus(topology.mixing, train.correction, train.momentum)
+    if modulus > 1 + 1e-9:
+        raise ConfigError(
+            f"train.correction: {train.correction} is unstable on {topology.name} of {topology.agents}: each step"
+            f" multiplies disagreement by up to {modulus:.3f}; use an undirected graph, such as torus, or none"
+        )
 
 
 def _check_share(setup: Setup) -> None:

@@ -133,7 +133,9 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
     for task in last_of_task(of_type(events, TaskOpened)):
         size = task.full * task.itemsize
         training = [epoch for epoch in epochs if epoch.task == task.task]
-        messages = sum(epoch.messages for epoch in training)
+        messages = sum(epoch.messages for epoch in training) // (
+            task.rows_sent or 1
+        )  # full communication sends one row
         agreed = sum(event.messages // event.parts for event in agreements if event.task == task.task)  # whole rows
         full_bytes += size * (messages + agreed)
         by_task.append(_ratio(size * messages, sum(epoch.bytes for epoch in training)))

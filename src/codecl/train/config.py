@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from codecl.data.targets import Targets
 from codecl.registry import near
+from codecl.train import corrections
 from codecl.train.execution import Execution, Precision
 from codecl.train.objective import LOSSES, SCORE_OF, SCORES, TARGETS
 from codecl.train.plateau import PlateauConfig
@@ -60,6 +61,12 @@ class TrainConfig(BaseModel):
         0, ge=0, lt=1, description="of cross-entropy: the part of a label that is spread over all classes"
     )
     order: Literal["paper", "adapt-then-combine"] = Field("paper", description="mix before or after the local step")
+    correction: corrections.Name = Field(
+        "none",
+        validate_default=True,
+        description="for agents whose data differ, with adapt-then-combine: exact-diffusion, gradient-tracking (twice"
+        " the messages), or quasi-global (momentum on what agents moved together)",
+    )
     execution: Execution | Literal["auto"] = Field(
         "auto",
         description="how agents share a device: stacked, streams or loop; auto: what is fastest, measured once",
@@ -107,6 +114,21 @@ class TrainConfig(BaseModel):
         if value and info.data.get("optimizer") == "adamw":
             raise ValueError("adamw has its own momentum, the first of train.betas; leave it out, or use sgd")
         return value
+
+    @field_validator("correction")
+    @classmethod
+    def _fits(cls, value: str, info: ValidationInfo) -> str:
+        known = info.data
+        if value != "none" and known.get("order") == "paper":
+            raise ValueError(f"{value} mixes after the step; set train.order=adapt-then-combine")
+        if value == "quasi-global" and (not known.get("momentum") or known.get("optimizer") != "sgd"):
+            raise ValueError("quasi-global is a momentum of sgd; set train.momentum, for example 0.9")
+        return value
+
+    @property
+    def local_momentum(self) -> float:
+        """β of each agent's own steps."""
+        return 0.0 if self.correction == "quasi-global" else self.momentum
 
     @property
     def targets(self) -> Targets:

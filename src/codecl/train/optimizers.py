@@ -13,6 +13,7 @@ from torch import Tensor
 
 from codecl.space import chart as charts
 from codecl.space.layout import Layout
+from codecl.train.corrections import CORRECTIONS
 
 if TYPE_CHECKING:
     from codecl.train.config import TrainConfig
@@ -30,7 +31,7 @@ class Optimizer(NamedTuple):
 
 def sgd(config: "TrainConfig") -> Rule:
     """v ← βv + g + decay; the direction is v. As torch.optim.SGD(momentum=β, weight_decay=λ)."""
-    beta = config.momentum
+    beta = config.local_momentum
 
     def rule(state_AV: Tensor, grad_AD: Tensor, decay_AD: Tensor | None) -> tuple[Tensor, Tensor]:
         if decay_AD is not None:
@@ -69,15 +70,19 @@ def _seen(beta: float, count_A1: Tensor) -> Tensor:
 
 
 OPTIMIZERS = {
-    "sgd": Optimizer(sgd, lambda config: 1 if config.momentum else 0, counts=False),
+    "sgd": Optimizer(sgd, lambda config: 1 if config.local_momentum else 0, counts=False),
     "adamw": Optimizer(adamw, lambda config: 2, counts=True),
 }
 
 
 def state_size(config: "TrainConfig", coordinates: int) -> int:
-    """V: what an agent of so many coordinates remembers from step to step."""
+    """V: what an agent of so many coordinates remembers from step to step, its correction last."""
     optimizer = OPTIMIZERS[config.optimizer]
-    return optimizer.rows(config) * coordinates + optimizer.counts
+    return optimizer.rows(config) * coordinates + optimizer.counts + correction_size(config, coordinates)
+
+
+def correction_size(config: "TrainConfig", coordinates: int) -> int:
+    return CORRECTIONS[config.correction].rows * coordinates
 
 
 def make_descend(config: "TrainConfig", layout: Layout) -> Descend:

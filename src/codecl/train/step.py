@@ -7,6 +7,7 @@ variation.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from codecl.data.sources import Picked
@@ -14,8 +15,9 @@ from codecl.data.task import TaskData
 from codecl.errors import ConfigError
 from codecl.methods.base import LR
 from codecl.space.directions import space
+from codecl.train import corrections
 from codecl.train.agents import Agents
-from codecl.train.optimizers import make_descend
+from codecl.train.optimizers import correction_size, make_descend
 from codecl.train.state import Carry, Setup, State
 
 # carry, images by their indices [A, B, K] or as they were read ahead, lr -> carry, loss [A]
@@ -49,13 +51,25 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         return Carry(new_AD, velocity_AV, memory_AM, watched_AW), loss_A
 
     def adapt_then_combine(carry: Carry, picked: Picked, lr: LR) -> tuple[Carry, Tensor]:
-        coords_AD, velocity_AV, memory_AM, watched_AW = carry
+        coords_AD, state_AV, memory_AM, watched_AW = carry
+        remembered = correction_size(setup.train, coords_AD.shape[1])
+        velocity_AV, corrected_AC = state_AV.split([state_AV.shape[1] - remembered, remembered], 1)
         loss_A, grad_AD = gradient(coords_AD, picked)
         direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD)
-        half_AD = moved(coords_AD, coords_AD, direction_AD, lr)
-        memory_AM = sending.moved(memory_AM, coords_AD, half_AD)
-        mixed_AD, memory_AM = sending.start(exchange, half_AD, memory_AM, "train").wait()
-        return Carry(mixed_AD, velocity_AV, memory_AM, watched_AW), loss_A
+
+        def mix(rows_AD: Tensor) -> Tensor:
+            nonlocal memory_AM
+            memory_AM = sending.moved(memory_AM, coords_AD, rows_AD)
+            mixed_AD, memory_AM = sending.start(exchange, rows_AD, memory_AM, "train").wait()
+            return mixed_AD
+
+        def local(base_AD: Tensor, direction_AD: Tensor) -> Tensor:
+            return moved(base_AD, base_AD, direction_AD, lr)
+
+        about = corrections.Step(coords_AD, direction_AD, corrected_AC, lr, setup.train.momentum, local, mix)
+        new_AD, corrected_AC = corrections.CORRECTIONS[setup.train.correction].rule(about)
+        state_AV = torch.cat([velocity_AV, corrected_AC], 1) if remembered else velocity_AV
+        return Carry(new_AD, state_AV, memory_AM, watched_AW), loss_A
 
     return combine_then_adapt if setup.train.order == "paper" else adapt_then_combine
 
