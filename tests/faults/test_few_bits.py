@@ -233,8 +233,8 @@ def unreadable(lossy: bool):
         exchange = Simulated(graph, dtype, device)
         swap, exchange.lossy = exchange.swap, lossy
 
-        def damaged(packed_AB, kind, rows_AD):
-            pending, spoiled = swap(packed_AB, kind, rows_AD), packed_AB.clone()
+        def damaged(packed_AB, kind, rows_AD, turn=None):
+            pending, spoiled = swap(packed_AB, kind, rows_AD, turn), packed_AB.clone()
             spoiled[:, -4:] ^= 1
             return pending._replace(heard=pending.heard._replace(packed_HB=spoiled))
 

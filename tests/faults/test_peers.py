@@ -272,12 +272,12 @@ def the_one_that_chooses(fleet: LocalFleet) -> set[str]:
 
 
 def check_own_directions(
-    fault: Callable[[LocalFleet], set[str]], rules: PeersConfig, epochs: int, folder: Path, bits: int = 32
+    fault: Callable[[LocalFleet], set[str]], rules: PeersConfig, epochs: int, folder: Path, bits: int = 32, **more: Any
 ) -> None:
     """Whoever is left holds the same model, with directions of its own for every task after the first."""
     fields = {"agents": 3, "seed": 1, "method": {"name": "codec"}, "model": {"name": "tests.problems:pooled"}}
     settings = {"own": {"directions": 2}, "norms": "own", "data": {"tasks": TASKS}, "train": {"epochs": epochs}}
-    settings = resolve(preset("quickstart"), fields | settings | {"message": {"bits": bits}})
+    settings = resolve(preset("quickstart"), fields | settings | {"message": {"bits": bits}} | more)
     fleet = LocalFleet(settings, rules, folder)
     fleet.command = COUNTED
     with fleet:
@@ -305,10 +305,17 @@ def check_own_directions(
     assert min(scores) > whole - 8, (whole, scores)  # of three, one has a third of the images
 
 
-@pytest.mark.alone
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_joins_again_inside_a_task_has_the_directions_of_all_tasks(tmp_path):
     check_own_directions(inside_the_last_task, PATIENT, 5, tmp_path)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_who_joins_again_does_so_between_two_steps_of_several_rounds(tmp_path):
+    tracking = {"order": "adapt-then-combine", "correction": "gradient-tracking", "gossip_rounds": 2, "epochs": 5}
+    more = {"train": tracking, "topology": {"name": "one-peer-exponential"}}
+    check_own_directions(inside_the_last_task, PATIENT, 5, tmp_path, **more)
 
 
 @pytest.mark.alone

@@ -91,7 +91,7 @@ def graphs(count):
 def test_what_is_refused_drifts_apart_and_what_is_not_does_not(name):
     seen = {True: 0, False: 0}
     for mixing in graphs(200):
-        modulus = largest_modulus(mixing, name, 0.9)
+        modulus = largest_modulus([mixing], name, 0.9)
         if abs(modulus - 1) < 0.015:  # too near to tell in so many steps
             continue
         start = torch.randn(len(mixing), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

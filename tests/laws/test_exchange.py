@@ -29,11 +29,13 @@ def random(seed, *shape):
 
 
 def check_doubly_stochastic(graph):
-    assert np.all(graph.mixing >= 0)
-    np.testing.assert_allclose(graph.mixing.sum(0), 1, atol=1e-12)
-    np.testing.assert_allclose(graph.mixing.sum(1), 1, atol=1e-12)
-    heard = {(j, i) for i, j in zip(*np.nonzero(graph.mixing), strict=True) if i != j}
-    assert heard <= set(graph.edges)  # only neighbours are heard
+    for turn, mixing in enumerate(graph.turns):
+        assert np.all(mixing >= 0)
+        np.testing.assert_allclose(mixing.sum(0), 1, atol=1e-12)
+        np.testing.assert_allclose(mixing.sum(1), 1, atol=1e-12)
+        heard = {(j, i) for i, j in zip(*np.nonzero(mixing), strict=True) if i != j}
+        assert heard == set(graph.edges_of(turn))  # only neighbours are heard
+    assert {edge for turn in range(len(graph.turns)) for edge in graph.edges_of(turn)} == set(graph.edges)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -150,13 +152,15 @@ def test_an_unlucky_random_graph_is_refused():
 def test_a_round_is_the_weighted_sum_of_what_neighbours_sent(name):
     graph, exchange = simulated(name, 8)
     rows = random(0, 8, 3)
-    mixed = exchange.start(rows, "train").wait()
-    for agent in range(8):
-        heard = [j for j, i in graph.edges if i == agent] + [agent]
-        expected = sum(graph.mixing[agent, j] * rows[j] for j in heard)
-        torch.testing.assert_close(mixed[agent], expected, rtol=0, atol=1e-12)
-    assert exchange.traffic.take("train") == {"messages": len(graph.edges), "bytes": len(graph.edges) * 24}
-    assert exchange.traffic.take("train") == {"messages": 0, "bytes": 0}
+    for turn, mixing in enumerate(graph.turns):
+        edges = graph.edges_of(turn)
+        mixed = exchange.start(rows, "train", torch.tensor(float(turn)) if graph.changes else None).wait()
+        for agent in range(8):
+            heard = [j for j, i in edges if i == agent] + [agent]
+            expected = sum(mixing[agent, j] * rows[j] for j in heard)
+            torch.testing.assert_close(mixed[agent], expected, rtol=0, atol=1e-12)
+        assert exchange.traffic.take("train") == {"messages": len(edges), "bytes": len(edges) * 24}
+        assert exchange.traffic.take("train") == {"messages": 0, "bytes": 0}
 
 
 @given(st.sampled_from(["ring", "torus", "star", "exponential"]), st.integers(0, 7), st.integers(0, 1000))

@@ -811,9 +811,17 @@ statuses = st.builds(PeerStatus, positions, ids, st.booleans(), st.just(0.0))
 newest_rows = st.builds(NewestRow, st.integers(0, 40), st.just(torch.ones(2)))
 
 
-@given(positions, ids, st.lists(statuses, max_size=5), st.lists(newest_rows, max_size=4), st.integers(1, 40))
-def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ours, others, newest, training):
-    rounds = Rounds(training, training + 3, 2)
+@given(
+    positions,
+    ids,
+    st.lists(statuses, max_size=5),
+    st.lists(newest_rows, max_size=4),
+    st.integers(1, 40),
+    st.integers(1, 3),
+)
+def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ours, others, newest, steps, each):
+    training = steps * each
+    rounds = Rounds(training, training + 3, 2, step=each)
     point = decisions.join_point(own, ours, others, newest, rounds)
     steps = [other.position.step for other in others if (other.position.stage, other.commit) == (own.stage, ours)]
     if point is None:
@@ -823,7 +831,9 @@ def test_a_returning_agent_joins_after_a_row_that_was_sent_or_at_the_end(own, ou
     if point.agreed:
         assert point.step == rounds.all <= max(steps)
     elif point.step:
-        assert point.step - decisions.JOIN_AHEAD in [row.step for row in newest]
+        ahead = [point.step - row.step - decisions.JOIN_AHEAD for row in newest]
+        assert any(0 <= more < each for more in ahead)
+        assert point.step % each == 0  # a step's first round
         assert point.step < training
     else:
         assert max(steps) <= 1
@@ -858,8 +868,17 @@ def test_the_newest_row_is_the_furthest_that_one_can_start_from(rows, own, ours)
     fitting = [
         at for at, (theirs, what) in rows.items() if what == "whole" and theirs == ours and at.stage == own.stage
     ]
-    newest = decisions.newest_row(received, own, ours, 2)
+    newest = decisions.newest_row(received, own, ours, Rounds(1, 1, 2))
     assert (newest.step if newest else None) == max((at.step for at in fitting if at >= own), default=None)
+
+
+def test_of_rows_that_are_not_coordinates_none_is_started_from():
+    received = {Position(0, step): ReceivedRow(ROWS["whole"], True, b"a") for step in (4, 5, 6, 7)}
+    tracking = Rounds(40, 43, 2, step=4, coords=2)  # two rounds of coordinates, two of what is tracked
+    assert decisions.newest_row(received, Position(0, 0), b"a", tracking).step == 5
+    assert decisions.newest_row(received, Position(0, 6), b"a", tracking) is None
+    agreeing = {Position(0, 42): ReceivedRow(ROWS["whole"], True, b"a")}
+    assert decisions.newest_row(agreeing, Position(0, 6), b"a", tracking).step == 42
 
 
 @given(st.lists(ids, max_size=6), st.lists(ids, max_size=6))

@@ -267,14 +267,14 @@ def test_so_many_rounds_suffice_and_no_fewer(contraction, to):
 )
 def test_the_limit_of_the_papers_order(name, agents, limit):
     mixing = build(TopologyConfig(name=name), agents, 0).mixing
-    assert stable_below(mixing) == pytest.approx(limit)
-    assert stable_below(mixing, "adapt-then-combine") == 2
+    assert stable_below([mixing]) == pytest.approx(limit)
+    assert stable_below([mixing], "adapt-then-combine") == 2
 
 
 @given(st.sampled_from(["ring", "torus", "exponential", "star"]), st.sampled_from([4, 6, 8, 9]))
 def test_steps_below_the_limit_shrink_an_error_and_above_it_do_not(name, agents):
     mixing = build(TopologyConfig(name=name), agents, 0).mixing
-    limit = stable_below(mixing)
+    limit = stable_below([mixing])
 
     def radius(step):
         return abs(torch.linalg.eigvals(torch.from_numpy(mixing) - step * torch.eye(agents, dtype=torch.float64))).max()

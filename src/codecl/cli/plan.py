@@ -128,6 +128,12 @@ def _bytes(title: str, counts: Sequence[tuple["Known", int]]) -> "Column":
     return Column(title, [SIGNS[known] + size(count) for known, count in counts], fold=True)
 
 
+def _step(rounds: int, leaves: float) -> list[tuple[str, str]]:
+    if rounds == 1:
+        return []
+    return [("rounds of a step", str(rounds)), ("… what they leave of a disagreement", f"{leaves:.4f}")]
+
+
 def _rows(plan: "Plan") -> list[tuple[str, str]]:
     from codecl.report.formats import size
 
@@ -141,8 +147,9 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("spectral gap, 1 − √ρ", f"{graph.gap:.4f}"),
         ("rounds until disagreement is 1/10", str(graph.rounds_tenfold)),
         ("… until it is 1/1,000,000", str(graph.rounds_millionfold)),
+        *_step(graph.step_rounds, graph.step_contraction),
         ("rounds of agreement between tasks", str(graph.agree_rounds)),
-        ("… what they leave of a disagreement", f"{graph.contraction**graph.agree_rounds:.1e}"),
+        ("… what they leave of a disagreement", f"{graph.agree_leaves:.1e}"),
         ("stable while lr × curvature is below", "–" if graph.stable_below is None else f"{graph.stable_below:.2f}"),
         *_corrected(graph.correction_modulus),
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),

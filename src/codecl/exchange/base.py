@@ -16,6 +16,7 @@ from codecl.errors import RunFailed
 
 MessageKind = Literal["train", "agree", "reduce", "flood"]
 Tensors = Mapping[str, Tensor]
+Turn = Tensor | None  # of a graph that changes: how many rounds were before, a number on the device
 
 
 class Sent(NamedTuple):
@@ -98,10 +99,12 @@ class Exchange(Protocol):
     on_device: bool  # a round is work of the device alone: a step can be captured and replayed
     lossy: bool  # messages may be lost: one that cannot be read does not end a run
 
-    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Pending:
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"], turn: Turn = None) -> Pending:
         """Send each row to those who hear it. `wait` gives W_mix · rows."""
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> PendingSwap:
+    def swap(
+        self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor, turn: Turn = None
+    ) -> PendingSwap:
         """Send the bytes of each agent to those who hear it. `rows_AD`: what they stand for; it does not leave, but for
         an agent that joins the others in the middle of a task."""
 

@@ -6,7 +6,7 @@ an agent's memory.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal, NamedTuple, Protocol
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from codecl.exchange import quantised
 from codecl.exchange.base import Exchange
+from codecl.exchange.gossip import Combination, Gossip, gossip_of
 from codecl.exchange.quantised import CHUNK, STEPS, WIDER, Dither, Memory, Pace
 from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.streams import beside
@@ -73,14 +74,17 @@ class Messages(Protocol):
 
 
 class Exact:
-    """Rows as they are. Law: no memory, and what the exchange gives."""
+    """Rows as they are. Law: what the exchange gives. Memory: none; where the graph changes, the round's number."""
+
+    def __init__(self, changes: bool = False) -> None:
+        self.changes = changes
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
-        return rows_AD[:, :0]
+        return rows_AD.new_full((len(rows_AD), 1), round) if self.changes else rows_AD[:, :0]
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
-        pending = exchange.start(rows_AD, kind)
-        return PendingMix(lambda: (pending.wait(), memory_AM))
+        pending = exchange.start(rows_AD, kind, memory_AM[0, 0] if self.changes else None)
+        return PendingMix(lambda: (pending.wait(), memory_AM + 1 if self.changes else memory_AM))
 
     def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
         return memory_AM
@@ -93,7 +97,8 @@ class BFloat16(Exact):
     """Rows in bfloat16: 8 significant bits, rounded up or down at random, all agents with the same numbers. Memory: the
     round's number. Law: the mean of all agents is kept."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, changes: bool = False) -> None:
+        super().__init__(changes)
         self.seed = seed
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
@@ -104,7 +109,7 @@ class BFloat16(Exact):
         uniform_CL = quantised.uniform(Dither(self.seed, memory_AM[0, 0]), 0, quantised.chunks(size), torch.float32)
         bits_AD = rows_AD.float().view(torch.int32) + (uniform_CL.flatten()[:size] * 2**16).to(torch.int32)
         own_AD = (bits_AD & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
-        pending = exchange.swap(own_AD.view(torch.uint8), kind, rows_AD)
+        pending = exchange.swap(own_AD.view(torch.uint8), kind, rows_AD, memory_AM[0, 0] if self.changes else None)
 
         def wait() -> tuple[Tensor, Tensor]:
             heard_HB, senders_AK, weights_AK = pending.wait()
@@ -124,8 +129,8 @@ class FewBits:
 
     Laws: the mean of all agents is kept; the same bytes leave in every exchange."""
 
-    def __init__(self, bits: int, seed: int, diameter: int, parts: int = 1) -> None:
-        self.bits, self.seed, self.diameter = bits, seed, diameter
+    def __init__(self, bits: int, seed: int, diameter: int, parts: int = 1, changes: bool = False) -> None:
+        self.bits, self.seed, self.diameter, self.changes = bits, seed, diameter, changes
         self.pace = Pace(STEP.get(bits, 1.0), max(1, math.ceil(diameter / (WIDER / 2))), parts)
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
@@ -137,7 +142,7 @@ class FewBits:
         def send() -> Callable[[], tuple[Tensor, Tensor]]:
             part = Part.of(rows_AD, memory_AM, self.pace.parts)
             packed_AB = ops.encode(part.rows_AD, part.memory_AM, self.seed, self.bits)
-            pending = exchange.swap(packed_AB, kind, rows_AD)
+            pending = exchange.swap(packed_AB, kind, rows_AD, memory_AM[0, -1] if self.changes else None)
 
             def mix() -> tuple[Tensor, Tensor]:
                 heard = pending.wait()
@@ -168,6 +173,41 @@ class FewBits:
         )
 
 
+class Repeated:
+    """Several rounds one after another, their results combined. Laws: the mean of all agents is kept; one round alone
+    is what it is without this."""
+
+    def __init__(self, each: Messages, rounds: Sequence[Combination]) -> None:
+        self.each, self.rounds = each, rounds
+
+    def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
+        return self.each.memory(rows_AD, round)
+
+    def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
+        pending = self.each.start(exchange, rows_AD, memory_AM, kind)
+
+        def wait() -> tuple[Tensor, Tensor]:
+            before_AD, now_AD, (mixed_AD, after_AM) = rows_AD, rows_AD, pending.wait()
+            for number, combination in enumerate(self.rounds):
+                if number:
+                    mixed_AD, after_AM = self.each.start(exchange, now_AD, after_AM, kind).wait()
+                if combination == Combination():
+                    before_AD, now_AD = now_AD, mixed_AD
+                    continue
+                combined_AD = combination.mixed * mixed_AD + combination.own * now_AD + combination.before * before_AD
+                after_AM = self.each.moved(after_AM, mixed_AD, combined_AD)
+                before_AD, now_AD = now_AD, combined_AD
+            return now_AD, after_AM
+
+        return PendingMix(wait)
+
+    def moved(self, memory_AM: Tensor, mixed_AD: Tensor, rows_AD: Tensor) -> Tensor:
+        return self.each.moved(memory_AM, mixed_AD, rows_AD)
+
+    def unread(self, memory_AM: Tensor) -> str | None:
+        return self.each.unread(memory_AM)
+
+
 def _ops(rows_AD: Tensor) -> ModuleType:
     """Kernels on a GPU. Triton comes with PyTorch's builds for CUDA; float64 stays with PyTorch."""
     if rows_AD.is_cuda and rows_AD.dtype == torch.float32 and find_spec("triton"):
@@ -177,14 +217,24 @@ def _ops(rows_AD: Tensor) -> ModuleType:
     return quantised
 
 
-def messages(config: MessageConfig, seed: int, task: int, topology: Topology) -> Messages:
-    """How the rows of a task are sent."""
+def messages(config: MessageConfig, seed: int, task: int, topology: Topology, rounds: int = 1) -> Messages:
+    """How the rows of a task are sent, so many rounds a step."""
+    each = _of_a_round(config, derive(seed, "rounding", task) & 0x7FFFFFFF, topology)
+    return each if rounds == 1 else Repeated(each, gossip(config, topology, rounds).rounds)
+
+
+def _of_a_round(config: MessageConfig, dither: int, topology: Topology) -> Messages:
     if config.bits == 32:
-        return Exact()
-    dither = derive(seed, "rounding", task) & 0x7FFFFFFF
+        return Exact(topology.changes)
     if config.bits == "bfloat16":
-        return BFloat16(dither)
-    return FewBits(config.bits, dither, topology.diameter, config.parts)
+        return BFloat16(dither, topology.changes)
+    return FewBits(config.bits, dither, topology.diameter, config.parts, topology.changes)
+
+
+def gossip(config: MessageConfig, topology: Topology, rounds: int) -> Gossip:
+    """What these messages make of the graph: parts of rows, sent in turn, are not combined."""
+    towards = 1.0 if isinstance(config.bits, str) else STEP.get(config.bits, 1.0)
+    return gossip_of(topology, rounds, towards if rounds > 1 else 1.0, config.parts == 1)
 
 
 def message_bytes(config: MessageConfig, size: int, itemsize: int) -> int:

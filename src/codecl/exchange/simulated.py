@@ -1,4 +1,8 @@
-"""All agents in one process, on one device: a gossip round is one product with the mixing matrix."""
+"""All agents in one process, on one device: a gossip round is one product with the mixing matrix.
+
+Shapes: A agents, D numbers of a row, B bytes of a packed one, K senders that an agent hears at most, T turns of the
+graph.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -6,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Flood, Heard, Tensors, Traffic, digest
+from codecl.exchange.base import Flood, Heard, Tensors, Traffic, Turn, digest
 from codecl.exchange.streams import beside
 from codecl.exchange.topology import Topology
 
@@ -38,19 +42,19 @@ class Simulated:
     def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> None:
         self.topology = topology
         self.agents: Sequence[int] = range(topology.agents)
-        self._mixing_AA = torch.from_numpy(topology.mixing).to(device, dtype)
-        senders_AK, weights_AK = topology.heard_by(self.agents)
-        self._senders_AK = torch.tensor(senders_AK, device=device)
-        self._weights_AK = torch.tensor(weights_AK, device=device, dtype=dtype)
+        heard = [topology.heard_by(self.agents, turn) for turn in range(len(topology.turns))]
+        self._mixing_TAA = torch.stack([torch.from_numpy(mixing).to(device, dtype) for mixing in topology.turns])
+        self._senders_TAK = torch.tensor([senders for senders, _ in heard], device=device)
+        self._weights_TAK = torch.tensor([weights for _, weights in heard], device=device, dtype=dtype)
         self.traffic = Traffic()
 
-    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> Mixed:
-        self.traffic.count(kind, len(self.topology.edges), rows_AD[0].nbytes)
-        return Mixed(beside(lambda: self._mixing_AA @ rows_AD, rows_AD.device))
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"], turn: Turn = None) -> Mixed:
+        self.traffic.count(kind, self.topology.round_edges, rows_AD[0].nbytes)
+        return Mixed(beside(lambda: _of(self._mixing_TAA, turn) @ rows_AD, rows_AD.device))
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> Swapped:
-        self.traffic.count(kind, len(self.topology.edges), packed_AB[0].nbytes)
-        return Swapped(Heard(packed_AB, self._senders_AK, self._weights_AK))
+    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor, turn: Turn = None) -> Swapped:
+        self.traffic.count(kind, self.topology.round_edges, packed_AB[0].nbytes)
+        return Swapped(Heard(packed_AB, _of(self._senders_TAK, turn), _of(self._weights_TAK, turn)))
 
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         sums = [dict(part) for part in parts]
@@ -71,3 +75,8 @@ class Simulated:
 
     def gather(self, rows_A: Tensor) -> Tensor:
         return rows_A
+
+
+def _of(values_T: Tensor, turn: Turn) -> Tensor:
+    """Of the turn whose turn it is. On the device: a captured step takes it from there."""
+    return values_T[0] if turn is None else values_T.index_select(0, turn.long().view(1) % len(values_T))[0]

@@ -1,12 +1,13 @@
 """Who hears whom: graph -> neighbours -> doubly stochastic mixing matrix.
 
 An edge j -> i means that agent i hears agent j. An undirected link is two edges. W[i, j]: the
-weight that i gives to j's message.
+weight that i gives to j's message. A graph may change from round to round: its `turns`, one after another, again and
+again.
 """
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +33,49 @@ class TopologyConfig(BaseModel):
 
 
 class Topology:
-    """A connected graph of agents with its mixing matrix. Law: rows and columns of `mixing` sum to 1.
+    """A connected graph of agents with its mixing matrices. Law: rows and columns of each sum to 1.
 
-    `mixing`: weights of the caller's own, with which the graph may be any and the law may fail: for analyses."""
+    `turns`: of one round after another, one where the graph stays as it is. `mixing`: their mean, by which links of a
+    graph that changes are judged. `given`: weights of the caller's own, with which the graph may be any and the law
+    may fail: for analyses, and where agents have died."""
 
-    def __init__(self, name: str, graph: Graph, mixing: Matrix | None = None) -> None:
+    def __init__(self, name: str, graph: Graph, given: Sequence[Matrix] | None = None) -> None:
         self.name = name
-        self.graph = _checked(name, graph) if mixing is None else graph
+        self.graph = _checked(name, graph) if given is None else graph
         self.agents: int = self.graph.number_of_nodes()
-        self.mixing = mixing_matrix(self.graph) if mixing is None else mixing
+        self.turns = _turns(name, self.graph) if given is None else tuple(given)
+        self.mixing: Matrix = self.turns[0] if len(self.turns) == 1 else np.mean(self.turns, 0)
+
+    @property
+    def changes(self) -> bool:
+        """Whether who hears whom differs from round to round."""
+        return len(self.turns) > 1
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """(sender, hearer), each directed edge once."""
+        """(sender, hearer), each directed edge once, of all turns."""
         return tuple(sorted(self.graph.edges))
+
+    def edges_of(self, turn: int) -> tuple[tuple[int, int], ...]:
+        """(sender, hearer) of one turn."""
+        return tuple((j, i) for j, i in self.edges if self.turns[turn][i, j])
+
+    @cached_property
+    def round_edges(self) -> int:
+        """Messages of a round, in each turn alike."""
+        return len(self.edges_of(0))
 
     @cached_property
     def contraction(self) -> float:
-        """√ρ of its mixing matrix."""
-        return contraction(self.mixing)
+        """√ρ of its mixing matrix; where it changes, of its turns together, a round's share of it."""
+        return contraction(product(self.turns)) ** (1 / len(self.turns))
 
-    def heard_by(self, agents: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
+    def heard_by(self, agents: Sequence[int], turn: int = 0) -> tuple[list[list[int]], list[list[float]]]:
         """(whom each of these agents hears, with which weight), to the length of the longest: itself, with none."""
-        senders = [[sender for sender, hearer in self.edges if hearer == agent] for agent in agents]
+        edges, mixing = self.edges_of(turn), self.turns[turn]
+        senders = [[sender for sender, hearer in edges if hearer == agent] for agent in agents]
         most = max((len(heard) for heard in senders), default=0)
-        weights = [[float(self.mixing[agent, j]) for j in heard] for agent, heard in zip(agents, senders, strict=True)]
+        weights = [[float(mixing[agent, j]) for j in heard] for agent, heard in zip(agents, senders, strict=True)]
         return (
             [heard + [agent] * (most - len(heard)) for agent, heard in zip(agents, senders, strict=True)],
             [heard + [0.0] * (most - len(heard)) for heard in weights],
@@ -65,9 +84,7 @@ class Topology:
     @property
     def agree_rounds(self) -> int:
         """Gossip-only rounds at a task's end: to a thousandth, at most 50; everyone can compute it."""
-        if self.contraction < 1e-12:
-            return 1
-        return min(AGREE_AT_MOST, math.ceil(math.log(AGREE_TO) / math.log(self.contraction)))
+        return agree_rounds(self.contraction, len(self.turns))
 
     @cached_property
     def diameter(self) -> int:
@@ -83,10 +100,22 @@ class Topology:
         return list(nx.bfs_edges(self.graph.reverse(copy=False), root, sort_neighbors=sorted))
 
 
+def product(mixings: Sequence[Matrix]) -> Matrix:
+    """One after another, the first first."""
+    return reduce(lambda so_far, mixing: mixing @ so_far, mixings)
+
+
 def contraction(mixing: Matrix) -> float:
     """√ρ = ‖W - 11ᵀ/N‖₂: what one round leaves of the disagreement. A norm: for a W that is not symmetric the second
     eigenvalue may be smaller, and is no bound."""
     return float(np.linalg.norm(mixing - 1 / len(mixing), 2))
+
+
+def agree_rounds(contraction: float, turns: int = 1) -> int:
+    """Rounds that leave a thousandth of a disagreement, at most 50; where nothing is left of it, one of each turn."""
+    if contraction < 1e-12 ** (1 / turns):
+        return turns
+    return min(AGREE_AT_MOST, math.ceil(math.log(AGREE_TO) / math.log(contraction)))
 
 
 def build(config: TopologyConfig, agents: int, seed: int) -> Topology:
@@ -110,6 +139,17 @@ def build(config: TopologyConfig, agents: int, seed: int) -> Topology:
         given = f"{graph.number_of_nodes()} nodes" if isinstance(graph, nx.Graph) else type(graph).__name__
         raise ConfigError(f"topology: {config.name} gives {given}; it should give a networkx graph of {agents} agents")
     return Topology(config.name, graph)
+
+
+def _turns(name: str, graph: Graph) -> tuple[Matrix, ...]:
+    """The mixing of each turn: a graph may name its edges by turn, `graph.graph["turns"]`."""
+    turns: list[Graph] = [nx.DiGraph(edges) for edges in graph.graph.get("turns", [list(graph.edges)])]
+    for turn in turns:
+        turn.add_nodes_from(graph)
+    sizes = {turn.number_of_edges() for turn in turns}
+    if {edge for turn in turns for edge in turn.edges} != set(graph.edges) or len(sizes) > 1:
+        raise ConfigError(f"topology {name}: turns should have equally many edges, and together those of the graph")
+    return tuple(mixing_matrix(turn) for turn in turns)
 
 
 def mixing_matrix(graph: Graph) -> Matrix:
@@ -217,6 +257,15 @@ def exponential(agents: int, config: TopologyConfig, seed: int) -> Graph:
     return graph
 
 
+def one_peer_exponential(agents: int, config: TopologyConfig, seed: int) -> Graph:
+    """One neighbour a round, in turn: i sends to i + 1, then i + 2, i + 4, …; a power of two agents agree after all
+    turns."""
+    graph = exponential(agents, config, seed)
+    hops = [1 << b for b in range(max(agents - 1, 0).bit_length())]
+    graph.graph["turns"] = [[(i, (i + hop) % agents) for i in range(agents)] for hop in hops] or [[]]
+    return graph
+
+
 def erdos_renyi(agents: int, config: TopologyConfig, seed: int) -> Graph:
     """Each link with `topology.edge_probability`, drawn from the run's seed."""
     graph = nx.gnp_random_graph(agents, config.edge_probability, seed=derive(seed, "topology") % 2**32)
@@ -236,6 +285,7 @@ TOPOLOGIES: dict[str, Callable[[int, TopologyConfig, int], Graph]] = {
     "star": star,
     "hypercube": hypercube,
     "exponential": exponential,
+    "one-peer-exponential": one_peer_exponential,
     "erdos-renyi": erdos_renyi,
 }
 

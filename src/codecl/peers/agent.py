@@ -233,12 +233,14 @@ class PeerRun:
         if point is None:
             return None
         row_AD = point.row_D.to(self.node.device).expand(self.setup.topology.agents, -1)
-        carry_AE = at_rest(self.setup, row_AD, point.step).joined()
+        train = self.setup.train
+        step = point.step // train.messages_a_step
+        carry_AE = at_rest(self.setup, row_AD, step * train.gossip_rounds).joined()
         if point.agreed:
-            return TaskPosition(self.setup.train.epochs, carry_AE, agreed=True)
+            return TaskPosition(train.epochs, carry_AE, agreed=True)
         task = self.stages[len(self.history.commits)].task
-        steps = self.setup.data(task).steps(self.setup.train.batch_size)
-        return TaskPosition(point.step // steps, carry_AE, point.step % steps)
+        steps = self.setup.data(task).steps(train.batch_size)
+        return TaskPosition(step // steps, carry_AE, step % steps)
 
     def _ends(self, ids: Sequence[bytes]) -> list[bytes]:
         """Of these commits, those that ended a task."""
@@ -251,8 +253,9 @@ class PeerRun:
         data, commit = self.setup.data(task), self.history.newest_id
         if commit not in self._sizes:
             self._sizes[commit] = task_layout(self.setup, self._state(), data).size
-        training = self.setup.train.epochs * data.steps(self.setup.train.batch_size)
-        return Rounds(training, training + self.setup.agree_rounds, self._sizes[commit])
+        train = self.setup.train
+        step, training = train.messages_a_step, train.epochs * data.steps(train.batch_size) * train.messages_a_step
+        return Rounds(training, training + self.setup.agree_rounds, self._sizes[commit], step, train.gossip_rounds)
 
     def _state(self) -> State:
         """From the commits alone: agents that hold the same ones hold the same state."""

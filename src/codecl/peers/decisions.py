@@ -63,6 +63,12 @@ class Rounds(NamedTuple):
     training: int
     all: int
     size: int
+    step: int = 1  # rounds of a training step
+    coords: int = 1  # the first so many of them mix coordinates
+
+    def shows_coords(self, step: int) -> bool:
+        """Whether the rows of this round are coordinates."""
+        return step >= self.training or step % self.step < self.coords
 
 
 class JoinPoint(NamedTuple):
@@ -120,12 +126,13 @@ def far_behind(others: Mapping[int, Position], own: Position, max_ahead: int) ->
     return [agent for agent, step in steps.items() if own.step > max_ahead + step]
 
 
-def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: bytes, size: int) -> NewestRow | None:
+def newest_row(rows: Mapping[Position, ReceivedRow], own: Position, commit: bytes, rounds: Rounds) -> NewestRow | None:
     """The furthest row of this stage after this commit, not before our step, that an agent can start from."""
     fitting = [
         NewestRow(at.step, row.row_D)
         for at, row in rows.items()
-        if at.stage == own.stage and at >= own and row.commit == commit and is_whole(row.row_D, size)
+        if at.stage == own.stage and at >= own and row.commit == commit and is_whole(row.row_D, rounds.size)
+        if rounds.shows_coords(at.step)
     ]
     return max(fitting, key=lambda row: row.step, default=None)
 
@@ -149,8 +156,9 @@ def join_point(
     if not newest:
         return None
     last = min(newest, key=lambda row: row.step)  # those who hear us wait for one that is a little behind
-    if last.step + JOIN_AHEAD < rounds.training:
-        return JoinPoint(last.step + JOIN_AHEAD, last.row_D)
+    join = -(-(last.step + JOIN_AHEAD) // rounds.step) * rounds.step
+    if join < rounds.training:
+        return JoinPoint(join, last.row_D)
     return JoinPoint(rounds.all, last.row_D, agreed=True) if furthest >= rounds.all else None
 
 

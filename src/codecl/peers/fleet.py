@@ -165,10 +165,6 @@ def check_offered(config: RunConfig) -> None:
     if config.train.norm_statistics == "task":
         why = "task needs sums over all agents, which peers do not offer; it should be batch"
         raise ConfigError(f"train.norm_statistics: {why}")
-    if config.train.correction == "gradient-tracking":
-        raise ConfigError(
-            "train.correction: gradient-tracking sends two rows a step, which peers do not; use exact-diffusion"
-        )
 
 
 def own_files(config: RunConfig) -> list[str]:

@@ -112,10 +112,11 @@ class Neighbours:
         known, before, me = self.dead, self.all, self.me
         self.dead, self._healed = frozenset(dead), self.topology
         if dead:
-            mixing = healed(self.topology.mixing, dead)
-            graph = nx.DiGraph([(j, i) for i in self.living for j in mixing[i].nonzero()[0] if i != j])
+            turns = [healed(mixing, dead) for mixing in self.topology.turns]
+            heard = [(j, i) for mixing in turns for i in self.living for j in mixing[i].nonzero()[0] if i != j]
+            graph = nx.DiGraph(heard)
             graph.add_nodes_from(self.living)
-            self._healed = Topology(self.topology.name, graph, mixing)
+            self._healed = Topology(self.topology.name, graph, turns)
         base, mixing = self.topology.mixing, self._healed.mixing
         others = [agent for agent in range(self.topology.agents) if agent != me]
         self.weights = {j: float(mixing[me, j]) for j in others if mixing[me, j]}  # whom we hear, and how much
@@ -123,6 +124,15 @@ class Neighbours:
         ours = {j for j in others if base[me, j] or base[j, me]}
         self.all = ours | set(self.weights) | set(self.hearers)  # whoever was lost may come back
         return Changes(*map(sorted, (self.dead - known, known - self.dead, self.all - before, before - self.all)))
+
+    def in_turn(self, number: int) -> tuple[dict[int, float], list[int]]:
+        """(whom we hear, and how much; who hears us) in a round with so many before it."""
+        turns = self._healed.turns
+        if len(turns) == 1:
+            return self.weights, self.hearers
+        mixing = turns[number % len(turns)]
+        weights = {j: float(mixing[self.me, j]) for j in self.weights if mixing[self.me, j]}
+        return weights, [i for i in self.hearers if mixing[i, self.me]]
 
 
 class RateLimitedLog:

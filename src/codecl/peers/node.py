@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Flood, Tensors, Traffic, digest
+from codecl.exchange.base import Flood, Tensors, Traffic, Turn, digest
 from codecl.exchange.topology import Topology
 from codecl.peers import decisions, frames
 from codecl.peers import history as histories
@@ -235,12 +235,14 @@ class Node:
         self.position = position
         self.rows.forget_before(position)
 
-    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> GossipRound:
-        return GossipRound(self, self._send_row(rows_AD[0].detach(), kind))
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"], turn: Turn = None) -> GossipRound:
+        return GossipRound(self, self._send_row(rows_AD[0].detach(), kind, turn))
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> PackedRound:
+    def swap(
+        self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor, turn: Turn = None
+    ) -> PackedRound:
         row_D = rows_AD[0].detach()
-        return PackedRound(self, self._send_row(packed_AB[0], kind, row_D), row_D)
+        return PackedRound(self, self._send_row(packed_AB[0], kind, turn, row_D), row_D)
 
     def _keep_pace(self) -> None:
         """Wait for those who are many steps behind: one who hears nobody would run away from all. Whoever stands still
@@ -255,13 +257,15 @@ class Node:
             if self.rules.deadline and waited > self.rules.silence:
                 self.passed.update(behind)
 
-    def _send_row(self, row: Tensor, kind: Literal["train", "agree"], full_D: Tensor | None = None) -> SentRow:
+    def _send_row(
+        self, row: Tensor, kind: Literal["train", "agree"], turn: Turn, full_D: Tensor | None = None
+    ) -> SentRow:
         """Our row of this step, to all who hear it. `full_D`: what it stands for, where it is bytes."""
         with self._changed:
             self._keep_pace()
             self.busy = False
             self.rows.expect(row)
-            weights, hearers = self.neighbours.weights, self.neighbours.hearers
+            weights, hearers = self.neighbours.in_turn(0 if turn is None else int(turn))
             live = {peer for peer, since in self.live.items() if since <= self.position}
             pairs = {peer: peer in live for peer in weights if peer in hearers}
             tensors, header, flags = {"row": row.cpu()}, self._header(), {True, *pairs.values()}
@@ -272,7 +276,7 @@ class Node:
             self._last_row, self._last_pairs, self._last_full = encoded[True], pairs, full_D
             self.traffic.count(kind, len(links), row.nbytes)
             if self.position.step % BEAT_STEPS == 0:
-                for peer in set(weights) - set(hearers):  # they hear nothing else of ours
+                for peer in set(self.neighbours.weights) - set(hearers):  # they hear nothing else of ours
                     self.outbox.send(peer, FrameKind.BEAT)
         return SentRow(row, weights, pairs)
 
@@ -432,7 +436,7 @@ class Node:
     def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
         own, commit, rounds = self.position, self.history.newest_id, rounds_of(self.position.stage)
         others = [self.status[peer] for peer in self.links.up if peer in self.status]
-        newest = self.rows.newest(own, commit, rounds.size)
+        newest = self.rows.newest(own, commit, rounds)
         heard = [row for peer, row in newest.items() if peer in self.neighbours.weights]
         return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from codecl.peers import decisions
-from codecl.peers.decisions import NewestRow, ReceivedRow
+from codecl.peers.decisions import NewestRow, ReceivedRow, Rounds
 from codecl.peers.frames import BadFrame, Frame, Position
 from codecl.peers.rounds import SentRow
 
@@ -67,8 +67,8 @@ class ReceivedRows:
         self.size = 0
         self.full.clear()
 
-    def newest(self, own: Position, commit: bytes, size: int) -> Mapping[int, NewestRow]:
+    def newest(self, own: Position, commit: bytes, rounds: Rounds) -> Mapping[int, NewestRow]:
         """Of each neighbour, where it can be told, how far it is, with coordinates to start from."""
         known = {peer: {**rows, **self.full.get(peer, {})} for peer, rows in self.of.items()}
-        found = {peer: decisions.newest_row(rows, own, commit, size) for peer, rows in known.items()}
+        found = {peer: decisions.newest_row(rows, own, commit, rounds) for peer, rows in known.items()}
         return {peer: row for peer, row in found.items() if row}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,6 @@ from codecl.runs.config import RunConfig
 from codecl.seeding import choose
 from codecl.space.tracing import logits
 from codecl.train import autotune
-from codecl.train.corrections import CORRECTIONS
 from codecl.train.objective import loss_of
 from codecl.train.optimizers import state_size
 from codecl.train.state import Setup, State
@@ -86,7 +86,7 @@ def plan(
         forecast = Forecast(config, setup, state, like)
         ms = _ms_per_step(setup, state, config.train.execution == "auto") if measure else None
         activations = _activations(setup, state)
-    graph = graph_of(setup.topology, config.train.order, config.train.correction, config.train.momentum)
+    graph = graph_of(setup.topology, config.train.order, config.train.correction, config.train.momentum, setup.gossip)
     if config.train.optimizer != "sgd":  # its steps do not grow with the curvature
         graph = replace(graph, stable_below=None)
     task_plans = tuple(_task(setup, forecast, task, bandwidth) for task in range(len(data)))
@@ -115,14 +115,14 @@ def plan(
 
 
 def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) -> TaskPlan:
-    data, edges, sends = setup.tasks[task], len(setup.topology.edges), setup.topology.agents - 1
+    data, edges, sends = setup.tasks[task], setup.topology.round_edges, setup.topology.agents - 1
     message, end = forecast.message(task), forecast.end(task)
     steps, epochs, batch = data.steps(setup.train.batch_size), setup.train.epochs, setup.train.batch_size
     shards = [len(shard) for shard in data.partition]
     left = [max(0, shard - steps * batch) for shard in shards]
     size = message_bytes(setup.message, message.coordinates, forecast.itemsize)
     trained, agreed = edges * steps * epochs, setup.agree_rounds
-    rows = CORRECTIONS[setup.train.correction].sent
+    rows = setup.train.messages_a_step
     return TaskPlan(
         name=data.name,
         images=sum(shards),
@@ -141,7 +141,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         reduce_bytes=sends * end.pool,
         flood_bytes=sends * end.flood,
         end_known=end.known if sends else "exact",
-        full_bytes=(trained + edges * setup.topology.agree_rounds) * message.full * forecast.itemsize,
+        full_bytes=(trained + edges * setup.gossip.agree_rounds) * message.full * forecast.itemsize,
         messages_s=_seconds(
             setup, task, size * (rows * steps * epochs + agreed), end.flood + forecast.opening(task).flood, bandwidth
         ),
@@ -154,7 +154,7 @@ def _seconds(setup: Setup, task: int, gossip: int, flood: int, bandwidth: float 
     if not bandwidth:
         return None
     graph = setup.topology
-    busiest = max((graph.graph.out_degree(agent) for agent in range(graph.agents)), default=0)
+    busiest = max(int(np.count_nonzero(turn, 0).max()) - 1 for turn in graph.turns)  # of its links, itself left out
     root = choose(setup.seed, task, graph.agents)
     free_at = {root: 0}  # of an agent's way out, in floods
     for parent, child in graph.tree(root):

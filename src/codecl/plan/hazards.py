@@ -65,7 +65,7 @@ def _small_shards(setup: Setup) -> Iterator[str]:
 
 
 def _slow_mixing(setup: Setup) -> Iterator[str]:
-    name, tenfold = setup.topology.name, rounds(setup.topology.contraction, 0.1)
+    name, tenfold = setup.topology.name, rounds(setup.gossip.contraction, 0.1, len(setup.gossip.mixings))
     steps = min(data.steps(setup.train.batch_size) for data in setup.tasks) * setup.train.epochs
     if tenfold > 1 and steps < FEW_TENFOLDS * tenfold:
         yield (
@@ -78,16 +78,16 @@ def _slow_mixing(setup: Setup) -> Iterator[str]:
 def _narrow_steps(setup: Setup) -> Iterator[str]:
     if setup.train.optimizer != "sgd":  # its steps do not grow with the curvature
         return
-    train, mixing = setup.train, setup.topology.mixing
+    train, mixings = setup.train, setup.gossip.mixings
     if train.correction != "none" and setup.topology.agents > 1:
-        limit = corrections.stable_below(mixing, train.correction, train.momentum)
+        limit = corrections.stable_below(mixings, train.correction, train.momentum)
         if limit < NARROW:
             yield (
                 f"lr: {train.correction} is stable only while lr × curvature is below {limit:.2f} on"
                 f" {setup.topology.name} (train.lr is {train.lr:g}); use an undirected graph with more links"
             )
         return
-    limit = stable_below(mixing, train.order)
+    limit = stable_below(mixings, train.order)
     if setup.topology.agents > 1 and limit < NARROW:
         yield (
             f"lr: mixing before the step is stable only while lr × curvature is below {limit:.2f} on"

@@ -20,6 +20,7 @@ from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
+from codecl.exchange.messages import gossip
 from codecl.exchange.topology import Topology
 from codecl.models import MODELS
 from codecl.registry import lookup, reason
@@ -212,7 +213,8 @@ def check_correction(config: RunConfig, topology: Topology) -> None:
             f"train.correction: gradient-tracking sends two rows a step, and message.bits={config.message.bits}"
             " remembers one; use message.bits=32 or exact-diffusion"
         )
-    modulus = largest_modulus(topology.mixing, train.correction, train.momentum)
+    mixings = gossip(config.message, topology, train.gossip_rounds).mixings
+    modulus = largest_modulus(mixings, train.correction, train.momentum)
     if modulus > 1 + 1e-9:
         raise ConfigError(
             f"train.correction: {train.correction} is unstable on {topology.name} of {topology.agents}: each step"

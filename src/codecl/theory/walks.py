@@ -72,7 +72,7 @@ def prepared(walk: Walk) -> tuple[Setup, State]:
         sampler=walk.sampler,
     )
     mixing = side_by_side(walk.mixing, walk.copies)
-    topology = Topology("copies", nx.from_numpy_array(mixing.T, create_using=nx.DiGraph), mixing)
+    topology = Topology("copies", nx.from_numpy_array(mixing.T, create_using=nx.DiGraph), [mixing])
     module = AsModule(problem).double()
     setup, state = build_setup(config, [TaskData(0, task, options)], torch.device("cpu"), module, topology=topology)
     return setup, state._replace(memory={"point/0": problem.free_DF})

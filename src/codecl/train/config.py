@@ -67,6 +67,13 @@ class TrainConfig(BaseModel):
         description="for agents whose data differ, with adapt-then-combine: exact-diffusion, gradient-tracking (twice"
         " the messages), or quasi-global (momentum on what agents moved together)",
     )
+    gossip_rounds: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="rounds of gossip a step, each with a message to every neighbour; on an undirected graph their"
+        " results are combined so that least is left of what agents differ in (Chebyshev)",
+    )
     execution: Execution | Literal["auto"] = Field(
         "auto",
         description="how agents share a device: stacked, streams or loop; auto: what is fastest, measured once",
@@ -129,6 +136,11 @@ class TrainConfig(BaseModel):
     def local_momentum(self) -> float:
         """β of each agent's own steps."""
         return 0.0 if self.correction == "quasi-global" else self.momentum
+
+    @property
+    def messages_a_step(self) -> int:
+        """To each neighbour."""
+        return self.gossip_rounds * corrections.CORRECTIONS[self.correction].sent
 
     @property
     def targets(self) -> Targets:

@@ -5,17 +5,21 @@ All mix after the local step, in coordinates, whatever the optimizer and the met
 Shapes: A agents of this process, D coordinates of an agent, C numbers that a correction remembers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from codecl.exchange.topology import product
+
 Name = Literal["none", "exact-diffusion", "gradient-tracking", "quasi-global"]
 Mix = Callable[[Tensor], Tensor]  # rows -> their mix with neighbours': one message to each
 Local = Callable[[Tensor, Tensor], Tensor]  # coords, direction -> coords after the local step
 Matrix = Any  # of numpy
+Mixings = Sequence[Matrix]
 CURVATURES = np.geomspace(1e-3, 2, 200)  # of η · L, that are tried
 
 
@@ -97,19 +101,32 @@ def dynamics(correction: Name, mixed: complex, curvature: float, momentum: float
     return np.array([[w * (1 - a)]], dtype=complex)
 
 
-def largest_modulus(mixing: Matrix, correction: Name, momentum: float = 0.0, curvature: float = 0.0) -> float:
-    """Of the eigenvalues by which disagreement between agents is multiplied in a step; above 1 it grows."""
-    values = sorted(np.linalg.eigvals(mixing), key=lambda value: abs(value - 1))[1:]  # the first is the mean's
-    found = [np.abs(np.linalg.eigvals(dynamics(correction, value, curvature, momentum))).max() for value in values]
-    return float(max(found, default=0.0))
+def largest_modulus(mixings: Mixings, correction: Name, momentum: float = 0.0, curvature: float = 0.0) -> float:
+    """Of the eigenvalues by which disagreement between agents is multiplied in a step; above 1 it grows. `mixings`: of
+    one step after another, where they differ; of them together it is a step's share."""
+    agents = len(mixings[0])
+    if agents == 1:
+        return 0.0
+    if len(mixings) == 1:
+        values = sorted(np.linalg.eigvals(mixings[0]), key=lambda value: abs(value - 1))[1:]  # the first is the mean's
+        return max(_modulus(dynamics(correction, value, curvature, momentum)) for value in values)
+    apart = np.linalg.svd(np.ones((1, agents)))[2][1:]  # directions in which agents differ
+    fixed = dynamics(correction, 0.0, curvature, momentum)
+    mixed = dynamics(correction, 1.0, curvature, momentum) - fixed  # every entry is fixed + w · mixed
+    own, among = np.eye(agents - 1), [apart @ mixing @ apart.T for mixing in mixings]
+    steps: list[Matrix] = [np.kron(fixed, own) + np.kron(mixed, mixing) for mixing in among]
+    return float(_modulus(product(steps)) ** (1 / len(steps)))
 
 
-def stable_below(mixing: Matrix, correction: Name, momentum: float = 0.0) -> float:
+def stable_below(mixings: Mixings, correction: Name, momentum: float = 0.0) -> float:
     """The largest η · L up to which neither the mean nor disagreement grows, as far as was tried."""
-    below = 0.0
-    for curvature in CURVATURES:
-        mean = np.abs(np.linalg.eigvals(dynamics(correction, 1.0, float(curvature), momentum))).max()
-        if max(mean, largest_modulus(mixing, correction, momentum, float(curvature))) > 1 + 1e-9:
-            break
-        below = float(curvature)
-    return below
+
+    def grows(curvature: float) -> bool:
+        mean = _modulus(dynamics(correction, 1.0, curvature, momentum))
+        return max(mean, largest_modulus(mixings, correction, momentum, curvature)) > 1 + 1e-9
+
+    return float(max(takewhile(lambda curvature: not grows(float(curvature)), CURVATURES), default=0.0))
+
+
+def _modulus(matrix: Matrix) -> float:
+    return float(np.abs(np.linalg.eigvals(matrix)).max())

@@ -86,7 +86,7 @@ class TaskOpened(InTask):
     kept: int  # numbers that the task keeps for itself: head, own norms, norm statistics, own directions
     body: int | None = None  # numbers that all tasks share; None: recorded before it was
     itemsize: int  # bytes of a number
-    rows_sent: int | None = None  # to each neighbour in a step, where a correction sends more than one
+    rows_sent: int | None = None  # to each neighbour in a step, where it is more than one
     free: Mapping[str, int]  # free directions of each layer
     trained: Mapping[str, int] | None = None  # the free directions that it trains in, where they were chosen
     own: Mapping[str, int] | None = None  # its own directions, where it has some

@@ -17,7 +17,6 @@ from codecl.errors import RunFailed
 from codecl.space.directions import FREE, OWN, counts
 from codecl.train import identity, plateau, scoring
 from codecl.train.agents import Agents
-from codecl.train.corrections import CORRECTIONS
 from codecl.train.cuda_graph import epochs
 from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
 from codecl.train.objective import LOSSES, plain_loss
@@ -142,7 +141,7 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
     free = {layer.name: layer.inputs * layer.groups for layer in setup.roles.layers}
     free |= {name: sum(basis.shape[-1] for basis in groups) for name, groups in bases.items()}
     trained, own = counts(state.directions, FREE), counts(state.directions, OWN)
-    sent = CORRECTIONS[setup.train.correction].sent
+    sent = setup.train.messages_a_step
     return TaskOpened(
         task=data.index,
         name=data.name,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from codecl.data.past import PastTask
 from codecl.data.task import TaskData
 from codecl.exchange import Exchange
-from codecl.exchange.messages import MessageConfig, Messages, messages
+from codecl.exchange.gossip import Gossip
+from codecl.exchange.messages import MessageConfig, Messages, gossip, messages
 from codecl.exchange.topology import Topology
 from codecl.methods import Method
 from codecl.space.directions import FreeConfig, OwnConfig
@@ -95,8 +96,13 @@ class Setup(NamedTuple):
     @property
     def agree_rounds(self) -> int:
         """Rounds of agreement at a task's end, in each of which a part of every row is sent."""
-        return self.topology.agree_rounds * self.message.parts
+        return self.gossip.agree_rounds * self.message.parts
+
+    @property
+    def gossip(self) -> Gossip:
+        """Of a step."""
+        return gossip(self.message, self.topology, self.train.gossip_rounds)
 
     def messages(self, task: int) -> Messages:
         """How the rows of this task are sent."""
-        return messages(self.message, self.seed, task, self.topology)
+        return messages(self.message, self.seed, task, self.topology, self.train.gossip_rounds)

@@ -57,10 +57,12 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         loss_A, grad_AD = gradient(coords_AD, picked)
         direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD)
 
-        def mix(rows_AD: Tensor) -> Tensor:
-            nonlocal memory_AM
-            memory_AM = sending.moved(memory_AM, coords_AD, rows_AD)
-            mixed_AD, memory_AM = sending.start(exchange, rows_AD, memory_AM, "train").wait()
+        after_AM = memory_AM
+
+        def mix(rows_AD: Tensor) -> Tensor:  # all rows of a step in the same turns of the graph
+            nonlocal after_AM
+            moved_AM = sending.moved(memory_AM, coords_AD, rows_AD)
+            mixed_AD, after_AM = sending.start(exchange, rows_AD, moved_AM, "train").wait()
             return mixed_AD
 
         def local(base_AD: Tensor, direction_AD: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         about = corrections.Step(coords_AD, direction_AD, corrected_AC, lr, setup.train.momentum, local, mix)
         new_AD, corrected_AC = corrections.CORRECTIONS[setup.train.correction].rule(about)
         state_AV = torch.cat([velocity_AV, corrected_AC], 1) if remembered else velocity_AV
-        return Carry(new_AD, state_AV, memory_AM, watched_AW), loss_A
+        return Carry(new_AD, state_AV, after_AM, watched_AW), loss_A
 
     return combine_then_adapt if setup.train.order == "paper" else adapt_then_combine
 

@@ -29,7 +29,7 @@ def close_task(
     """Agree, grow, flood: afterwards every agent holds the same state. If the chosen agent is gone, the next grows."""
     exchange, task, rounds = setup.exchange, data.index, 0 if agreed else setup.agree_rounds
     sending, coords_AD, memory_AM = setup.messages(task), carry.coords_AD, carry.memory_AM
-    for _ in range(rounds):
+    for _ in range(rounds // setup.train.gossip_rounds):
         coords_AD, memory_AM = sending.start(exchange, coords_AD, memory_AM, "agree").wait()
     left = exchange.consensus_error(coords_AD)
     parts, sent = setup.message.parts, exchange.traffic.take("agree")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codecl.errors import ConfigError
-from codecl.exchange.base import Flood, Heard, Sent, Tensors, Traffic, digest
+from codecl.exchange.base import Flood, Heard, Sent, Tensors, Traffic, Turn, digest
 from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Posted, Wire, packed, unpacked
 from codecl.exchange.topology import Topology
 
@@ -28,25 +28,39 @@ def blocks(agents: int, ranks: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
+class HeardHere(NamedTuple):
+    """Who hears whom in a turn of the graph, as this rank sees it."""
+
+    sends: dict[int, Tensor]  # to each rank: these rows of ours
+    receives: Counter[int]  # from each rank: so many rows
+    leaving: int  # directed edges that leave agents of this rank
+    senders_AK: Tensor
+    weights_AK: Tensor
+    mixing_AA: Tensor
+    mixing_AH: Tensor
+
+
 class PendingRound(NamedTuple):
     """A gossip round on its way: own rows are here, those of others arrive."""
 
     cluster: "Cluster"
+    here: HeardHere
     rows_AD: Tensor
     heard_HD: Tensor
     posted: Posted
 
     def wait(self) -> Tensor:
         """Σⱼ wᵢⱼ xⱼ over the agents j that i hears, and i itself."""
-        mixed_AD = self.cluster.mixing_AA @ self.rows_AD  # others may still be on their way
+        mixed_AD = self.here.mixing_AA @ self.rows_AD  # others may still be on their way
         self.cluster.await_round(self.posted)
-        return mixed_AD.addmm_(self.cluster.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
+        return mixed_AD.addmm_(self.here.mixing_AH, self.heard_HD) if len(self.heard_HD) else mixed_AD
 
 
 class PendingSwap(NamedTuple):
     """Bytes on their way."""
 
     cluster: "Cluster"
+    here: HeardHere
     packed_AB: Tensor
     heard_HB: Tensor
     posted: Posted
@@ -54,7 +68,7 @@ class PendingSwap(NamedTuple):
     def wait(self) -> Heard:
         self.cluster.await_round(self.posted)
         packed_HB = torch.cat([self.packed_AB, self.heard_HB])
-        return Heard(packed_HB, self.cluster.senders_AK, self.cluster.weights_AK)
+        return Heard(packed_HB, self.here.senders_AK, self.here.weights_AK)
 
     def mixed(self, mixed_AD: Tensor, step: float) -> None:
         pass
@@ -74,34 +88,46 @@ class Cluster:
         self.wire = Wire(device, self._name)
         self.traffic = Traffic(self._everywhere)
         self.waited_s = 0.0  # for rows of other ranks, in all rounds
-        crossing = sorted({(self.home[i], j) for j, i in topology.edges if self.home[i] != self.home[j]})
+        self._turns = [self._turn(turn, dtype, device) for turn in range(len(topology.turns))]
+
+    def _turn(self, turn: int, dtype: torch.dtype, device: torch.device) -> HeardHere:
+        edges = self.topology.edges_of(turn)
+        crossing = sorted({(self.home[i], j) for j, i in edges if self.home[i] != self.home[j]})
         ours = [(to, j - self.agents[0]) for to, j in crossing if j in self.agents]
-        self._sends = {  # to each rank: these rows of ours
-            to: torch.tensor([row for hearer, row in ours if hearer == to], device=device) for to, _ in ours
-        }
-        heard = [j for hearer, j in crossing if hearer == rank]  # in order, so those of a rank lie side by side
-        self._receives = Counter(self.home[j] for j in heard)
-        self._from = sum(j in self.agents for j, _ in topology.edges)  # directed edges that leave agents of this rank
-        mixing_AN = torch.from_numpy(topology.mixing)[list(self.agents)].to(device, dtype)
+        heard = [j for hearer, j in crossing if hearer == self.rank]  # in order: those of a rank lie side by side
+        mixing_AN = torch.from_numpy(self.topology.turns[turn])[list(self.agents)].to(device, dtype)
         place = {agent: row for row, agent in enumerate([*self.agents, *heard])}  # own rows, then those of others
-        senders_AK, weights_AK = topology.heard_by(self.agents)
-        self.senders_AK = torch.tensor([[place[j] for j in senders] for senders in senders_AK], device=device)
-        self.weights_AK = torch.tensor(weights_AK, device=device, dtype=dtype)
-        self.mixing_AA, self.mixing_AH = mixing_AN[:, list(self.agents)], mixing_AN[:, heard]
+        senders_AK, weights_AK = self.topology.heard_by(self.agents, turn)
+        return HeardHere(
+            sends={to: torch.tensor([row for hearer, row in ours if hearer == to], device=device) for to, _ in ours},
+            receives=Counter(self.home[j] for j in heard),
+            leaving=sum(j in self.agents for j, _ in edges),
+            senders_AK=torch.tensor([[place[j] for j in senders] for senders in senders_AK], device=device),
+            weights_AK=torch.tensor(weights_AK, device=device, dtype=dtype),
+            mixing_AA=mixing_AN[:, list(self.agents)],
+            mixing_AH=mixing_AN[:, heard],
+        )
 
-    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> PendingRound:
-        return PendingRound(self, rows_AD, *self._post(rows_AD, kind))
+    def start(self, rows_AD: Tensor, kind: Literal["train", "agree"], turn: Turn = None) -> PendingRound:
+        here = self._of(turn)
+        return PendingRound(self, here, rows_AD, *self._post(here, rows_AD, kind))
 
-    def swap(self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor) -> PendingSwap:
-        return PendingSwap(self, packed_AB, *self._post(packed_AB, kind))
+    def swap(
+        self, packed_AB: Tensor, kind: Literal["train", "agree"], rows_AD: Tensor, turn: Turn = None
+    ) -> PendingSwap:
+        here = self._of(turn)
+        return PendingSwap(self, here, packed_AB, *self._post(here, packed_AB, kind))
 
-    def _post(self, rows_AD: Tensor, kind: Literal["train", "agree"]) -> tuple[Tensor, Posted]:
+    def _of(self, turn: Turn) -> HeardHere:
+        return self._turns[0 if turn is None else int(turn) % len(self._turns)]
+
+    def _post(self, here: HeardHere, rows_AD: Tensor, kind: Literal["train", "agree"]) -> tuple[Tensor, Posted]:
         """Each row to the ranks whose agents hear it; where those of others arrive."""
-        self.traffic.count(kind, self._from, rows_AD[0].nbytes)
-        heard_HD = rows_AD.new_empty(self.mixing_AH.shape[1], rows_AD.shape[1])
-        parts = heard_HD.split(list(self._receives.values())) if self._receives else ()
-        sends = {peer: rows_AD[which] for peer, which in self._sends.items()}
-        return heard_HD, self.wire.post(sends, dict(zip(self._receives, parts, strict=True)))
+        self.traffic.count(kind, here.leaving, rows_AD[0].nbytes)
+        heard_HD = rows_AD.new_empty(here.mixing_AH.shape[1], rows_AD.shape[1])
+        parts = heard_HD.split(list(here.receives.values())) if here.receives else ()
+        sends = {peer: rows_AD[which] for peer, which in here.sends.items()}
+        return heard_HD, self.wire.post(sends, dict(zip(here.receives, parts, strict=True)))
 
     def await_round(self, posted: Posted) -> None:
         began = time.perf_counter()
