@@ -79,6 +79,13 @@ CASES: dict[str, Mapping[str, Any]] = {
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
+    "gossiped norms": {"agents": 5, "topology": "ring", "train": {"norm_statistics": "gossip"}, **METHODS["all"]},
+    "four gossiped norms": {
+        "agents": 4,
+        "topology": "ring",
+        "train": {"norm_statistics": "gossip"},
+        "own": {"directions": 2},
+    },
     "eight bits": {"agents": 8, "topology": "torus", "message": {"bits": 8}, **METHODS["one"]},
     "four bits": {"agents": 5, "topology": "star", "message": {"bits": 4}, "train": {"order": "adapt-then-combine"}},
     "four in eight": {"agents": 4, "topology": "complete", "message": {"bits": 8}, **METHODS["all"]},
@@ -115,7 +122,14 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 3))
 
 
-MODELS = {"norms": with_norm, "four in parts": wide, "own norms": normed, "own four": normed}
+MODELS = {
+    "norms": with_norm,
+    "gossiped norms": with_norm,
+    "four gossiped norms": normed,
+    "four in parts": wide,
+    "own norms": normed,
+    "own four": normed,
+}
 
 
 def story(case: str, exchange: BuildExchange = Simulated) -> dict[str, Any]:

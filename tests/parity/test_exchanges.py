@@ -28,6 +28,7 @@ PEERS = {
         "four one peer",
         "four one peer tracking",
         "four one peer in eight",
+        "four gossiped norms",
         "four all",
         "own four",
         "own four all",

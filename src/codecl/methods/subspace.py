@@ -13,7 +13,7 @@ from codecl.space import growth
 from codecl.space.growth import Bases, GrowthConfig, Moments
 from codecl.space.layers import Layer
 from codecl.space.layout import Parameters
-from codecl.space.norms import normalising
+from codecl.space.norms import normalising, without_moments
 
 
 class Look(NamedTuple):
@@ -37,8 +37,9 @@ class Look(NamedTuple):
         def of_agent(agent: int) -> Moments:
             self.growth.check(self.data.name, len(self.data.partition[agent]))
             sample = self.data.sample(agent, max(images.values()))
-            with normalising(self.module, self.norms):
-                return growth.moments(self.module, self.parameters(agent), sample, images, bases)
+            parameters, gossiped = without_moments(self.parameters(agent))
+            with normalising(self.module, {**self.norms, **gossiped}):
+                return growth.moments(self.module, parameters, sample, images, bases)
 
         if self.growth.subspace_from == "all":
             parts = [growth.packed(of_agent(agent)) for agent in self.exchange.agents]

@@ -23,6 +23,7 @@ from codecl.runs.reader import read_events, recorded
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter, labels_of
 from codecl.runs.writer import folder_of as run_folder_of
+from codecl.space import norms
 from codecl.train import events
 from codecl.train.loop import at_rest, train
 from codecl.train.scoring import evaluate
@@ -135,6 +136,7 @@ def _new_history(setup: Setup, state: State, config: RunConfig, member: Member) 
     heads = {f"{n}/{name}": value for n, head in enumerate(first_heads) for name, value in head.items()}
     start = f"{member.fleet.name} {versions[0].digest()} {config.seed} {digest({**state.parameters, **heads})}"
     kept = {f"weights/{name}" for name in (*setup.roles.head, *setup.own_norms)}
+    kept |= {f"weights/{name}.{norms.MOMENTS}" for name in norms.batch_norms(setup.module)}
     kept |= {f"own/{layer.name}/{group}" for layer in setup.roles.layers for group in range(layer.groups)}
     stages = stages_of(setup)
     openings = [number for number, stage in enumerate(stages) if stage.opens]

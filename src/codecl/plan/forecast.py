@@ -95,6 +95,8 @@ class Forecast:
         self.body = sum(v.numel() for name, v in state.parameters.items() if name not in self.roles.constant)
         self.dense = sum(state.parameters[name].numel() for name in self.roles.dense)
         self.norms = sum(state.parameters[name].numel() for name in setup.own_norms)
+        gossiped = setup.train.norm_statistics == "gossip"
+        self.shared = norms.statistics_size(setup.module) if gossiped else 0  # statistics of norms, in every message
         self.heads = [sum(value.numel() for value in head.values()) for head in setup.heads]
         self.statistics = self._statistics(state)
         self.like, self.same = like, like is not None and like.config.decisive() == config.decisive()
@@ -104,7 +106,9 @@ class Forecast:
     def message(self, task: int) -> Message:
         """What every edge carries at each step of a task, and in each round of agreement."""
         in_layers = sum(layer.outputs * _whole(layer) for layer in self.layers.values())
-        whole = self.first.full_size if task == 0 else in_layers + self.heads[task] + self.dense + self.norms
+        whole = (
+            self.first.full_size if task == 0 else in_layers + self.heads[task] + self.dense + self.norms + self.shared
+        )
         if self._trains_whole() or (task == 0 and not chooses(self.setup, 0)):
             return Message(whole, whole, {name: _whole(layer) for name, layer in self.layers.items()}, "exact")
         free, used = self._free(task), self._used(task)
@@ -140,7 +144,8 @@ class Forecast:
     def end(self, task: int) -> End:
         """What pooling and the flood send."""
         sums, found = self.statistics if self.setup.train.norm_statistics == "task" else (0, 0)
-        weights = (self.body + self.heads[task] + self._learned_in(self._own(task))) * self.itemsize + found
+        numbers = self.body + self.heads[task] + self.shared + self._learned_in(self._own(task))
+        weights = numbers * self.itemsize + found
         pool, remembered, known = self._method_end(task)
         return End(pool + sums, weights + remembered, remembered, known)
 
@@ -172,7 +177,7 @@ class Forecast:
         sums, found = self.statistics if like.config.train.norm_statistics == "task" else (0, 0)
         found = found // self.itemsize * itemsize
         own = self._learned_in(like.own[task] if task < len(like.own) else {})
-        memory = (like.flood[task] - found) // itemsize - self.body - self.heads[task] - own
+        memory = (like.flood[task] - found) // itemsize - self.body - self.heads[task] - self.shared - own
         if memory < 0:
             raise ConfigError(f"--like: {like.folder} flooded less than this model at the end of task {task + 1}")
         pool = like.pool[task] - sums

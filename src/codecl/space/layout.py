@@ -21,7 +21,7 @@ class Slot(NamedTuple):
     """A stretch of an agent's coordinates: a layer in its chart, or one whole parameter."""
 
     name: str
-    kind: Literal["layer", "kept", "dense", "first"]
+    kind: Literal["layer", "kept", "dense", "first", "statistics"]
     size: int
     layer: Layer | None
     chart: Chart  # of a whole parameter: its value as [1, 1, n]
@@ -73,20 +73,25 @@ def parameters_of(slot: Slot, piece: Tensor) -> dict[str, Tensor]:
 
 
 def layout(
-    roles: ParameterRoles, parameters: Parameters, free: Mapping[str, Sequence[Tensor]], kept: Parameters, first: bool
+    roles: ParameterRoles,
+    parameters: Parameters,
+    free: Mapping[str, Sequence[Tensor]],
+    kept: Parameters,
+    first: bool,
+    statistics: Parameters | None = None,
 ) -> Layout:
     """Lay out a task: layers in their charts, then what it keeps for itself (its head, own norms) and every parameter
     that trains whole.
 
     `free`: a basis a group for each layer that has one; the others are free as a whole. `first`: the first task, in
-    which norms train too."""
+    which norms train too. `statistics`: of norms, that are gossiped."""
     slots = []
     for layer in roles.layers:
         weight = layer.join(parameters)
         chart = charts.chart(weight, free[layer.name]) if layer.name in free else charts.full(weight)
         slots.append(Slot(layer.name, "layer", charts.size(chart), layer, chart, layer.shape))
 
-    def unconstrained(kind: Literal["kept", "dense", "first"], values: Parameters) -> list[Slot]:
+    def unconstrained(kind: Literal["kept", "dense", "first", "statistics"], values: Parameters) -> list[Slot]:
         return [
             Slot(name, kind, value.numel(), None, charts.full(value.reshape(1, 1, -1)), value.shape)
             for name, value in values.items()
@@ -94,7 +99,7 @@ def layout(
 
     slots += unconstrained("kept", kept) + unconstrained("dense", {name: parameters[name] for name in roles.dense})
     only_now = {name: parameters[name] for name in roles.first if first and name not in kept}
-    slots += unconstrained("first", only_now)
+    slots += unconstrained("first", only_now) + unconstrained("statistics", statistics or {})
     trained = {name for slot in slots for name in _names(slot)}
     return Layout(tuple(slots), {name: value for name, value in parameters.items() if name not in trained})
 

@@ -18,6 +18,7 @@ from codecl.space.tracing import evaluating
 
 PASSES = 2  # the first normalises by the batch; the second by what the first new, so that agents see alike
 MEAN, VARIANCE = "running_mean", "running_var"  # PyTorch's names: a loaded module is an ordinary one
+MOMENTS = "codecl_moments"  # of a norm whose statistics agents gossip: mean and mean square [2, C], as coordinates
 
 
 def batch_norms(module: nn.Module) -> dict[str, nn.Module]:
@@ -96,3 +97,27 @@ def statistics_of(sums: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, T
         out[f"{name}.{MEAN}".lstrip(".")] = mean.to(dtype)
         out[f"{name}.{VARIANCE}".lstrip(".")] = (squares / count - mean.square()).clamp(min=0).to(dtype)
     return out
+
+
+def moments_of(module: nn.Module, statistics: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+    """Of each norm, the mean and mean square that these statistics stand for; without any, of mean 0 and variance 1."""
+    features = {name: int(getattr(norm, "num_features", 0)) for name, norm in batch_norms(module).items()}
+    known, out = {**unit_statistics(features, like), **statistics}, {}
+    for name in features:
+        mean, variance = (known[f"{name}.{what}".lstrip(".")] for what in (MEAN, VARIANCE))
+        out[f"{name}.{MOMENTS}".lstrip(".")] = torch.stack([mean, variance + mean.square()]).to(like)
+    return out
+
+
+def without_moments(parameters: Parameters) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(parameters, and the statistics that moments among them stand for). Law: undoes `moments_of`."""
+    out, statistics = {}, {}
+    for name, value in parameters.items():
+        owner, _, what = name.rpartition(".")
+        if what != MOMENTS:
+            out[name] = value
+            continue
+        mean, square = value
+        statistics[f"{owner}.{MEAN}".lstrip(".")] = mean.clone()
+        statistics[f"{owner}.{VARIANCE}".lstrip(".")] = (square - mean.square()).clamp(min=0)
+    return out, statistics

@@ -19,7 +19,7 @@ from codecl.space import chart as charts
 from codecl.space.calling import call
 from codecl.space.chart import Chart
 from codecl.space.layout import Layout, Parameters, parameters_of
-from codecl.train import kernels
+from codecl.train import kernels, shared_norms
 from codecl.train.config import TrainConfig
 from codecl.train.execution import EXECUTIONS, Execution, multiplying
 from codecl.train.objective import LOSSES, Loss, loss_of
@@ -46,17 +46,24 @@ class AgentLoss:
         for slot, coords_D in layout.pieces(layout.start()):
             if slot.size == 0:
                 self.shared.update(parameters_of(slot, coords_D))
+        self._notes: list[Tensor] = []  # of norms with shared statistics: what draws these to the batch's
         for slot in layout.slots:
             if slot.layer and slot.name in factored:
                 linear = cast(nn.Linear, self.module.get_submodule(slot.layer.owner))
                 factor(linear, slot.chart, slot.layer.bias is not None)
+            elif slot.kind == "statistics":
+                shared_norms.follow(self.module.get_submodule(slot.name.rpartition(".")[0]), self._notes.append)
 
     def __call__(self, own: Parameters, images_B: Inputs, labels_B: Tensor) -> Tensor:
         autocast = torch.autocast(labels_B.device.type, torch.bfloat16, cache_enabled=False)
+        self._notes.clear()
         with autocast if self.half else nullcontext():
             logits = call(self.module, {**self.shared, **own}, images_B)
         logits = logits.float() if self.half else logits
-        return self.function(logits, labels_B)
+        loss = self.function(logits, labels_B)
+        for noted in self._notes:
+            loss = loss + (noted - noted.detach())  # its gradient alone
+        return loss
 
 
 def factor(linear: nn.Linear, chart: Chart, bias: bool) -> None:

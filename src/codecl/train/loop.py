@@ -14,6 +14,7 @@ from torch import Tensor
 
 from codecl.data.task import TaskData
 from codecl.errors import RunFailed
+from codecl.space import norms
 from codecl.space.directions import FREE, OWN, counts
 from codecl.train import identity, plateau, scoring
 from codecl.train.agents import Agents
@@ -127,7 +128,9 @@ def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
     """The schedule looks at the loss of the one agent on the images that it holds out."""
     parameters, batch_size = agents.layout.parameters(carry.coords_AD[0]), setup.train.test_batch_size
     held_out = data.held_out(setup.exchange.agents[0], batch_size)
-    loss = scoring.loss(setup.module, parameters, held_out, batch_size, plain_loss(setup.train))
+    parameters, gossiped = norms.without_moments(parameters)
+    with norms.normalising(setup.module, gossiped):
+        loss = scoring.loss(setup.module, parameters, held_out, batch_size, plain_loss(setup.train))
     watched = Watched.split(carry.watched_AW).after(setup.train.plateau, carry.coords_AD, loss)
     return carry._replace(watched_AW=watched.joined())
 

@@ -53,7 +53,8 @@ class Carry(NamedTuple):
         velocity = state_size(config, size)
         watched = size + RULE if config.schedule == "plateau" else 0
         memory = carry_AE.shape[1] - size - velocity - watched
-        return cls(*carry_AE.split([size, velocity, memory, watched], 1))
+        parts = carry_AE.split([size, velocity, memory, watched], 1)
+        return cls(*(part.contiguous() for part in parts))  # as a step leaves them: products round by layout too
 
 
 class TaskPosition(NamedTuple):

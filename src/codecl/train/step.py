@@ -18,6 +18,7 @@ from codecl.space.directions import space
 from codecl.train import corrections
 from codecl.train.agents import Agents
 from codecl.train.optimizers import correction_size, make_descend
+from codecl.train.shared_norms import make_settle
 from codecl.train.state import Carry, Setup, State
 
 # carry, images by their indices [A, B, K] or as they were read ahead, lr -> carry, loss [A]
@@ -28,7 +29,13 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
     """The step of this task, in the order of mixing that the config says."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(space(state.memory, state.directions), agents.layout)
-    descend, sending = make_descend(setup.train, agents.layout), setup.messages(data.index)
+    descending, sending = make_descend(setup.train, agents.layout), setup.messages(data.index)
+    optimized_D, settle = make_settle(agents.layout)
+
+    def descend(state_AV: Tensor, coords_AD: Tensor, grad_AD: Tensor, lr: LR) -> tuple[Tensor, Tensor]:
+        own_AD = grad_AD if optimized_D is None else grad_AD * optimized_D
+        direction_AD, state_AV = descending(state_AV, coords_AD, own_AD)
+        return settle(direction_AD, grad_AD, lr), state_AV
 
     def gradient(coords_AD: Tensor, picked: Picked) -> tuple[Tensor, Tensor]:
         built = agents.build(coords_AD)  # weights are built while the batch is put together
@@ -44,7 +51,7 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         coords_AD, velocity_AV, memory_AM, watched_AW = carry
         pending = sending.start(exchange, coords_AD, memory_AM, "train")  # they travel while the gradient is computed
         loss_A, grad_AD = gradient(coords_AD, picked)
-        direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD)
+        direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD, lr)
         mixed_AD, memory_AM = pending.wait()
         new_AD = moved(mixed_AD, coords_AD, direction_AD, lr)
         memory_AM = sending.moved(memory_AM, mixed_AD, new_AD)
@@ -55,7 +62,7 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         remembered = correction_size(setup.train, coords_AD.shape[1])
         velocity_AV, corrected_AC = state_AV.split([state_AV.shape[1] - remembered, remembered], 1)
         loss_A, grad_AD = gradient(coords_AD, picked)
-        direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD)
+        direction_AD, velocity_AV = descend(velocity_AV, coords_AD, grad_AD, lr)
 
         after_AM = memory_AM
 

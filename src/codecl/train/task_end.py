@@ -67,7 +67,7 @@ def close_task(
 
 def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chosen: int) -> Parameters:
     """The statistics by which this task's predictions are normalised; none: by their batch's own."""
-    if setup.train.norm_statistics == "batch":
+    if setup.train.norm_statistics != "task":
         return {}
     rows = (agents.layout.parameters(row) for row in coords_AD)
     batch_size = max(setup.train.test_batch_size, LARGE)  # its first pass normalises by the batch: small ones are noisy
@@ -90,10 +90,10 @@ def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor], statistics
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in arrived.items() if name.startswith(prefix)}
 
-    weights = under("weights/")
+    weights, gossiped = norms.without_moments(under("weights/"))
     parameters = {name: weights.pop(name) for name in setup.roles.head}
     parameters |= {name: weights[name] for name in setup.own_norms}  # the next task's start from them
-    kept = Kept(parameters, statistics, directions.own_of(state.directions), under("own/"))
+    kept = Kept(parameters, {**statistics, **gossiped}, directions.own_of(state.directions), under("own/"))
     return State({**state.parameters, **weights}, (*state.kept, kept), under("memory/"))
 
 

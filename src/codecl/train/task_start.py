@@ -4,6 +4,8 @@ the same directions, bit for bit, and the task is laid out in them."""
 import time
 from collections.abc import Generator, Mapping
 
+import torch
+
 from codecl.data.task import TaskData
 from codecl.errors import RunFailed
 from codecl.exchange import flooded
@@ -59,14 +61,18 @@ def task_layout(setup: Setup, state: State, data: TaskData) -> Layout:
     space = directions.space(state.memory, state.directions)
     free = setup.method.free(space, setup.roles.layers)
     kept = {**setup.heads[data.index], **{name: state.parameters[name] for name in setup.own_norms}}
-    return layout(setup.roles, state.parameters, free, kept, first=data.index == 0)
+    shared = {}
+    if setup.train.norm_statistics == "gossip":
+        before = state.kept[-1].statistics if state.kept else {}
+        shared = norms.moments_of(setup.module, before, torch.zeros((), device=data.device, dtype=data.dtype))
+    return layout(setup.roles, state.parameters, free, kept, first=data.index == 0, statistics=shared)
 
 
 def kept_size(setup: Setup, data: TaskData, own: Mapping[str, int] | None = None) -> int:
     """Numbers that a task keeps for itself: head, own norms, statistics of norms, and so many own directions."""
     head = sum(value.numel() for value in setup.heads[data.index].values())
     norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.own_norms)
-    statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics == "task" else 0
+    statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics != "batch" else 0
     sizes = {
         layer.name: layer.direction_size + layer.outputs for layer in setup.roles.layers
     }  # of a direction and its u
