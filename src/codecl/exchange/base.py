@@ -73,6 +73,12 @@ class Pending(Protocol):
         """The neighbour-weighted sums [A, D]."""
 
 
+class PendingMix(NamedTuple):
+    """A round on its way; `wait` gives the mixed rows and what is remembered for the next round."""
+
+    wait: Callable[[], tuple[Tensor, Tensor]]
+
+
 class Heard(NamedTuple):
     """Messages that arrived: those of agent i's senders are `packed_HB[senders_AK[i]]`, weight 0: none."""
 

@@ -9,16 +9,17 @@ import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from codecl.exchange import quantised
-from codecl.exchange.base import Exchange
+from codecl.exchange.base import Exchange, PendingMix
 from codecl.exchange.gossip import Combination, Gossip, gossip_of
 from codecl.exchange.quantised import CHUNK, STEPS, WIDER, Dither, Memory, Pace
+from codecl.exchange.robust import Checked, FaultsConfig, Looked
 from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.streams import beside
 from codecl.exchange.topology import Topology
@@ -36,6 +37,19 @@ class MessageConfig(BaseModel):
     bits: Bits = Field(32, description="of a number in a message between neighbours; 32: as it is")
     keep: float = Field(1.0, gt=0, le=1, description="share of a row that a message has, one part after another")
 
+    robust: Literal["none", "clip"] = Field(
+        "none",
+        validate_default=True,
+        description="clip: no neighbour's row moves an agent further than twice what the middle one of them differs",
+    )
+
+    @field_validator("robust")
+    @classmethod
+    def _whole_rows(cls, robust: str, info: ValidationInfo) -> str:
+        if robust != "none" and info.data.get("bits") != 32:
+            raise ValueError(f"message.bits is {info.data.get('bits')}; {robust} needs rows as they are, 32")
+        return robust
+
     @field_validator("keep")
     @classmethod
     def _whole_parts(cls, keep: float, info: ValidationInfo) -> float:
@@ -49,12 +63,6 @@ class MessageConfig(BaseModel):
     def parts(self) -> int:
         """Messages that a whole row takes."""
         return round(1 / self.keep)
-
-
-class PendingMix(NamedTuple):
-    """A round on its way; `wait` gives the mixed rows and the memory for the next round."""
-
-    wait: Callable[[], tuple[Tensor, Tensor]]
 
 
 class Messages(Protocol):
@@ -71,6 +79,9 @@ class Messages(Protocol):
 
     def unread(self, memory_AM: Tensor) -> str | None:
         """What to say where messages cannot be read any more."""
+
+    def looked(self, memory_AM: Tensor) -> Looked | None:
+        """What became of messages in this task so far, where each is looked at."""
 
 
 class Exact:
@@ -90,6 +101,9 @@ class Exact:
         return memory_AM
 
     def unread(self, memory_AM: Tensor) -> str | None:
+        return None
+
+    def looked(self, memory_AM: Tensor) -> Looked | None:
         return None
 
 
@@ -172,6 +186,9 @@ class FewBits:
             " or lower train.lr"
         )
 
+    def looked(self, memory_AM: Tensor) -> Looked | None:
+        return None
+
 
 class Repeated:
     """Several rounds one after another, their results combined. Laws: the mean of all agents is kept; one round alone
@@ -207,6 +224,9 @@ class Repeated:
     def unread(self, memory_AM: Tensor) -> str | None:
         return self.each.unread(memory_AM)
 
+    def looked(self, memory_AM: Tensor) -> Looked | None:
+        return self.each.looked(memory_AM)
+
 
 def _ops(rows_AD: Tensor) -> ModuleType:
     """Kernels on a GPU. Triton comes with PyTorch's builds for CUDA; float64 stays with PyTorch."""
@@ -217,13 +237,23 @@ def _ops(rows_AD: Tensor) -> ModuleType:
     return quantised
 
 
-def messages(config: MessageConfig, seed: int, task: int, topology: Topology, rounds: int = 1) -> Messages:
+def messages(
+    config: MessageConfig,
+    seed: int,
+    task: int,
+    topology: Topology,
+    rounds: int = 1,
+    faults: FaultsConfig | None = None,
+) -> Messages:
     """How the rows of a task are sent, so many rounds a step."""
-    each = _of_a_round(config, derive(seed, "rounding", task) & 0x7FFFFFFF, topology)
+    faults = faults or FaultsConfig()
+    each = _of_a_round(config, derive(seed, "rounding", task) & 0x7FFFFFFF, topology, faults)
     return each if rounds == 1 else Repeated(each, gossip(config, topology, rounds).rounds)
 
 
-def _of_a_round(config: MessageConfig, dither: int, topology: Topology) -> Messages:
+def _of_a_round(config: MessageConfig, dither: int, topology: Topology, faults: FaultsConfig) -> Messages:
+    if config.robust == "clip" or faults.liars:
+        return Checked(config.robust == "clip", faults, dither, topology.changes)
     if config.bits == 32:
         return Exact(topology.changes)
     if config.bits == "bfloat16":

@@ -167,6 +167,7 @@ def build_setup(
         module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
     check_correction(config, topology)
+    check_faults(config)
     module = working_copy(module, config.fixed)
     if config.init and not past:
         put_weights(module, config.init)
@@ -193,6 +194,7 @@ def build_setup(
         seed=config.seed,
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
         past=past,
+        faults=config.faults,
     )
     start = State(values, (), {})
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
@@ -201,6 +203,14 @@ def build_setup(
     check_objective(setup, {**start.parameters, **setup.heads[0]})
     _check_share(setup)
     return setup, start
+
+
+def check_faults(config: RunConfig) -> None:
+    unknown = [agent for agent in config.faults.liars if not 0 <= agent < config.agents]
+    if unknown:
+        raise ConfigError(f"faults.liar: there is no agent {unknown[0]}; they are numbered 0 to {config.agents - 1}")
+    if config.faults.liars and config.message.bits != 32:
+        raise ConfigError(f"faults.liar: lies are of whole rows; message.bits is {config.message.bits}, set it to 32")
 
 
 def check_correction(config: RunConfig, topology: Topology) -> None:

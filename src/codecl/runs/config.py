@@ -17,6 +17,7 @@ from codecl.data import store, streams
 from codecl.data.task import DataConfig
 from codecl.errors import ConfigError
 from codecl.exchange.messages import MessageConfig
+from codecl.exchange.robust import FaultsConfig
 from codecl.exchange.topology import TOPOLOGIES, TopologyConfig, with_edges
 from codecl.methods import METHODS, Method
 from codecl.models import MODELS
@@ -127,6 +128,7 @@ class RunConfig(BaseModel):
         " task's own, or trained in every task and shared (sent whole, may forget)",
     )
     train: TrainConfig = TrainConfig()
+    faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     sources: dict[str, str] = Field({}, description="digests of the caller's own code and of data set files, filled in")
 

@@ -121,6 +121,8 @@ class EpochEnded(Sent):
     consensus_error: float | None = None  # mean squared distance of agents to their mean
     disagreement: float | None = None  # of a peer: mean squared distance to the neighbours that it heard
     missed: Mapping[str, Sequence[tuple[int, int]]] | None = None  # of a peer: by neighbour, spans of steps
+    clipped: int | None = None  # messages of the task so far that were shortened, where each is looked at
+    refused: int | None = None  # that were not mixed: they were no numbers
     mu_mean: float | None = None  # over agents, where it is measured: see train/constraint.py
     mu_max: float | None = None  # the largest
     execution: str  # how agents shared the device

@@ -187,6 +187,9 @@ def _epoch_ended(
         unread = setup.messages(data.index).unread(setup.exchange.gather(live.carry.memory_AM))
     if unread:
         raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {live.epoch + 1}: {unread}")
+    looked = None
+    if setup.message.robust != "none" or setup.faults.liars:
+        looked = setup.messages(data.index).looked(setup.exchange.gather(live.carry.memory_AM))
     error = setup.exchange.consensus_error(live.coords_AD)
     if not math.isfinite(error):
         raise RunFailed(
@@ -199,6 +202,8 @@ def _epoch_ended(
         loss=losses_SA.mean(0).tolist(),
         lr=lr,
         consensus_error=error,
+        clipped=looked.clipped if looked else None,
+        refused=looked.refused if looked else None,
         execution=agents.execution,
         seconds=time.perf_counter() - began,
         live=live,

@@ -15,6 +15,7 @@ from codecl.data.task import TaskData
 from codecl.exchange import Exchange
 from codecl.exchange.gossip import Gossip
 from codecl.exchange.messages import MessageConfig, Messages, gossip, messages
+from codecl.exchange.robust import FaultsConfig
 from codecl.exchange.topology import Topology
 from codecl.methods import Method
 from codecl.space.directions import FreeConfig, OwnConfig
@@ -85,6 +86,7 @@ class Setup(NamedTuple):
     seed: int
     execution: Execution
     past: Sequence[PastTask] = ()  # that were learned before `tasks`
+    faults: FaultsConfig = FaultsConfig()
 
     @property
     def all_tasks(self) -> list[PastTask | TaskData]:
@@ -106,4 +108,4 @@ class Setup(NamedTuple):
 
     def messages(self, task: int) -> Messages:
         """How the rows of this task are sent."""
-        return messages(self.message, self.seed, task, self.topology, self.train.gossip_rounds)
+        return messages(self.message, self.seed, task, self.topology, self.train.gossip_rounds, self.faults)
