@@ -193,7 +193,7 @@ def test_heterogeneity_lies_between_none_and_one_and_looks_at_mixes_alone(counts
     assert heterogeneity(times * counts_AC).distance == pytest.approx(found.distance)
     alike = heterogeneity(counts_AC.sum(0).expand(4, -1))
     assert alike.distance == pytest.approx(0)
-    assert not alike.strong
+    assert alike.part == 0
 
 
 def test_heterogeneity_of_what_is_dealt():
@@ -204,8 +204,11 @@ def test_heterogeneity_of_what_is_dealt():
 
     assert of("classes(1)").distance == pytest.approx(of("classes(1)").one_class_each) == pytest.approx(0.9)
     assert of("classes(3)").distance == pytest.approx(0.7)
-    assert [of(how).strong for how in ("classes(2)", "skew(1)", "shards(2)", "dirichlet(0.1)")] == [True] * 4
-    assert [of(how).strong for how in ("iid", "dirichlet(3)", "skew(0.2)", "classes(8)")] == [False] * 4
+    assert of("classes(1)").part == pytest.approx(1)
+    assert min(of(how).part for how in ("classes(2)", "skew(1)", "shards(2)")) > 0.75
+    assert of("dirichlet(0.05)").part > 0.5 > of("dirichlet(1)").part
+    assert max(of(how).part for how in ("iid", "dirichlet(3)", "skew(0.2)", "classes(8)")) < 0.4
+    assert of("iid").part == 0
     few = of("iid", 400, "dirichlet(0.3)")  # ten images each: all by chance
     assert 0.3 < few.distance < few.by_chance
 

@@ -16,9 +16,9 @@ class Heterogeneity(NamedTuple):
     by_chance: float  # what random dealing gives, at most: ½ Σ √(p (1 - p) / images)
 
     @property
-    def strong(self) -> bool:
-        """More than half of what it can be, and more than chance."""
-        return self.distance > max(self.by_chance, self.one_class_each / 2)
+    def part(self) -> float:
+        """Of what it would be with one class each; 0 where chance alone could do it."""
+        return self.distance / self.one_class_each if self.distance > self.by_chance else 0.0
 
 
 def heterogeneity(counts_AC: Tensor) -> Heterogeneity:

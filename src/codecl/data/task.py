@@ -185,8 +185,9 @@ class TaskData:
             test = source_of(task.test, about._replace(split="test"), config.loading, config.workers)
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
-        self._by_class = config.partition != "iid" and not config.local_path
-        self._uneven = self._by_class or (config.sizes != "equal" and not config.local_path)
+        self._own = bool(config.local_path)
+        self._by_class = config.partition != "iid" and not self._own
+        self._uneven = self._by_class or (config.sizes != "equal" and not self._own)
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment, self.device = options.dtype, config.augment, options.device
         self.train, self.test = (source.to(self.device, self.dtype) for source in (train, test))
@@ -267,6 +268,11 @@ class TaskData:
         labels are not known; and where an agent has images of its own, which no other knows."""
         counts_AC = self.images_of_classes() if self._uneven else None
         return None if counts_AC is None else dict(zip(self.class_names, counts_AC.mT.tolist(), strict=True))
+
+    def own_class_counts(self) -> dict[str, int] | None:
+        """Of an agent with images of its own: for each class, how many it has."""
+        counts_AC = self.images_of_classes() if self._own else None
+        return None if counts_AC is None else dict(zip(self.class_names, counts_AC[0].tolist(), strict=True))
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -161,6 +161,7 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
         factored=sorted(agents.factored),
         class_counts=data.class_counts(),
         images=data.images_of_agents(),
+        own_counts=data.own_class_counts(),
         agents=agents,
     )
 
