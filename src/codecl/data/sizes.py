@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from codecl.seeding import derive
 
-MIN_IMAGES = 10  # that an agent has at least, where there are so many for each
+MIN_IMAGES = 16  # that an agent has at least, as peers want it; where there are few, half of an equal share
 
 
 def sizes(how: str, images: int, agents: int, seed: int, task: int) -> list[int]:
-    """Images of each agent. Law: they add up to all images, and nobody has fewer than MIN_IMAGES or, where there are
-    not so many, than an equal share."""
+    """Images of each agent. Law: they add up to all images, and nobody has fewer than MIN_IMAGES or, where that is
+    less, than half of an equal share."""
     alpha = parse(how)
     if alpha is None:
         return equal(images, agents)
-    least = min(MIN_IMAGES, images // agents)
+    least = max(1, min(MIN_IMAGES, images // (2 * agents)))
     share_A = np.random.default_rng(derive(seed, "sizes", task)).dirichlet([alpha] * agents)
     return [least + more for more in apportioned(images - least * agents, share_A)]
 

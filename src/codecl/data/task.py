@@ -40,7 +40,7 @@ class DataConfig(BaseModel):
     sizes: str = Field(
         "equal",
         description="how many of a task's images agents have: equal, or dirichlet(α), the more unequal the smaller α"
-        f" is, and at least {sizes.MIN_IMAGES} each",
+        f" is, at least {sizes.MIN_IMAGES} each, or half of an equal share where that is less",
     )
     augment: Literal["none", "crop-flip"] = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
