@@ -17,6 +17,8 @@ from codecl.peers.decisions import PeersConfig
 from codecl.report.configurations import gather
 from codecl.report.page import sections
 from codecl.runs.config import preset, resolve
+from codecl.runs.reader import as_fleets, find_runs, read_run
+from codecl.train.events import TaskOpened
 from tests.conftest import ROOT
 from tests.fleets import LocalFleet
 from tests.launching import codecl, running, wait_for
@@ -163,6 +165,11 @@ def test_agents_train_on_data_of_their_own(tmp_path):
         assert set(running.finished(120).values()) == {0}, running.log(0)
         scores = [running.metrics(agent)["acc"] for agent in range(2)]
     assert min(scores) > 80
+    (fleet,) = as_fleets([read_run(folder) for folder in find_runs([tmp_path])])
+    counts = [event.class_counts for event in fleet.of(TaskOpened)]
+    assert counts == [{"0": [20, 20], "1": [20, 20]}, {"2": [20, 20], "3": [20, 20]}], (
+        "each recorded its own, the fleet shows all"
+    )
 
 
 def test_growing_from_a_few_images_is_refused(tmp_path):

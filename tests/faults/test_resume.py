@@ -104,6 +104,18 @@ def test_stopped_in_a_task_with_directions_of_its_own_it_ends_the_same(moment, l
     assert [event["task"] for event in whole_own[1] if event["kind"] == "directions"] == [1, 2]
 
 
+UNEQUAL = {"data": {"partition": "dirichlet(0.5)", "sizes": "dirichlet(0.5)"}, "growth": {"subspace_from": "all"}}
+
+
+def test_stopped_with_unequal_numbers_of_images_it_ends_the_same(tmp_path):
+    whole = numbers(run(tmp_path / "whole", **UNEQUAL).folder)
+    for moment in (8, 26):
+        stopped_at(moment, tmp_path / str(moment), **UNEQUAL)
+        same(numbers(run(tmp_path / str(moment), **UNEQUAL).folder), whole)
+    images = [event["images"] for event in whole[1] if event["kind"] == "task"]
+    assert all(max(of_task) > min(of_task) + 1 for of_task in images)
+
+
 def test_a_checkpoint_holds_the_directions_of_the_open_task(tmp_path):
     folder = stopped_at(33, tmp_path, every=1, **OWN)
     point = checkpoint.latest(folder / "checkpoint", CPU)

@@ -77,6 +77,13 @@ CASES: dict[str, Mapping[str, Any]] = {
         "train": {"gossip_rounds": 2},
     },
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
+    "four unequal": {
+        "agents": 4,
+        "topology": "ring",
+        "data": {"partition": "dirichlet(0.5)", "sizes": "dirichlet(1)"},
+        "train": {"batch_size": 4},
+        **METHODS["all"],
+    },
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
     "gossiped norms": {"agents": 5, "topology": "ring", "train": {"norm_statistics": "gossip"}, **METHODS["all"]},

@@ -15,7 +15,7 @@ from tests.problems import config, furthest
 
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
-RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts", "four quasi"], 3: FIVE, 4: EIGHT, 8: EIGHT}
+RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts", "four quasi", "four unequal"], 3: FIVE, 4: EIGHT, 8: EIGHT}
 PEERS = {
     4: [
         "four",
@@ -30,6 +30,7 @@ PEERS = {
         "four one peer in eight",
         "four gossiped norms",
         "four all",
+        "four unequal",
         "own four",
         "own four all",
         "four in eight",

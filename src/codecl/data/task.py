@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, 
 from torch import Tensor
 
 from codecl.data import partition as partitions
+from codecl.data import sizes
 from codecl.data.conversion import Collate
 from codecl.data.forms import Loading, collate_of
 from codecl.data.images import PADDING, prepared, scale_of, seen_as_0
@@ -33,7 +34,13 @@ class DataConfig(BaseModel):
     stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
     tasks: int | None = Field(None, gt=0, description="so many tasks of the stream, from the first on; null: all")
     partition: str = Field(
-        "iid", description="how a task's images are dealt to agents: iid, dirichlet(α), skew(s) or shards(k)"
+        "iid",
+        description="how a task's images are dealt to agents: iid, dirichlet(α), skew(s), shards(k) or classes(k)",
+    )
+    sizes: str = Field(
+        "equal",
+        description="how many of a task's images agents have: equal, or dirichlet(α), the more unequal the smaller α"
+        f" is, at least {sizes.MIN_IMAGES} each, or half of an equal share where that is less",
     )
     augment: Literal["none", "crop-flip"] = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
@@ -67,10 +74,12 @@ class DataConfig(BaseModel):
     steps_per_epoch: int | None = Field(
         None,
         gt=0,
-        description="steps of an epoch, the same for every agent; null: as many full batches as the smallest shard has",
+        description="steps of an epoch, the same for every agent; null: as many full batches as agents have on average",
     )
     drop_last: bool = Field(
-        True, description="an epoch's last batch, where the smallest shard leaves a smaller one, is left out"
+        True,
+        description="an epoch's last batch, where the images that agents have on average leave a smaller one, is"
+        " left out",
     )
     sampling: Literal["shuffle", "replacement"] = Field(
         "shuffle",
@@ -87,6 +96,12 @@ class DataConfig(BaseModel):
     @classmethod
     def _known(cls, value: str) -> str:
         partitions.parse(value)
+        return value
+
+    @field_validator("sizes")
+    @classmethod
+    def _known_sizes(cls, value: str) -> str:
+        sizes.parse(value)
         return value
 
     @field_validator("std")
@@ -170,7 +185,9 @@ class TaskData:
             test = source_of(task.test, about._replace(split="test"), config.loading, config.workers)
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
-        self._uneven = config.partition != "iid" and not config.local_path
+        self._own = bool(config.local_path)
+        self._by_class = config.partition != "iid" and not self._own
+        self._uneven = self._by_class or (config.sizes != "equal" and not self._own)
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment, self.device = options.dtype, config.augment, options.device
         self.train, self.test = (source.to(self.device, self.dtype) for source in (train, test))
@@ -195,12 +212,12 @@ class TaskData:
         size, agents = self.train.size, options.agents
         if options.config.local_path:
             return (torch.arange(size),) * agents
-        if not self.has_classes and self._uneven:
+        if not self.has_classes and self._by_class:
             raise ConfigError(
                 f"data.partition: {options.config.partition} deals images by their class, and labels of task"
                 f" {self.name!r} are no classes; use iid"
             )
-        if not self.has_classes or (self.train.streamed and not self._uneven):  # not read for the sake of their labels
+        if not self.labels_known:  # not read for the sake of their labels
             labels = torch.empty(size, dtype=torch.uint8)
         else:
             labels = self.train.all_labels()
@@ -208,7 +225,8 @@ class TaskData:
                 self._check_all_classes(labels)
         if size < agents:
             raise ConfigError(f"agents: {agents} is more than the {size} training images of task {self.name!r}")
-        return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
+        config = options.config
+        return partitions.partition(config.partition, labels, agents, self.seed, self.index, config.sizes)
 
     def _check_all_classes(self, labels: Tensor) -> None:
         empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
@@ -221,6 +239,11 @@ class TaskData:
             return shard, shard[:0]
         order = torch.randperm(len(shard), generator=spawn(self.seed, "held out", agent, self.index))
         count = max(1, round(part * len(shard)))
+        if 0 < len(shard) <= count:
+            raise ConfigError(
+                f"data.held_out: {part:g} leaves agent {agent}, which has {len(shard)} images of task {self.name!r},"
+                " none to train on; lower it"
+            )
         return shard[order[count:]], shard[order[:count]]
 
     @property
@@ -241,45 +264,67 @@ class TaskData:
         )
 
     def class_counts(self) -> dict[str, list[int]] | None:
-        """For each class, how many training images each agent has of it. None where they are dealt iid, and where an
-        agent has images of its own, which no other knows."""
-        if not self._uneven:
-            return None
+        """For each class, how many training images each agent has of it. None where all have as many, dealt iid; where
+        labels are not known; and where an agent has images of its own, which no other knows."""
+        counts_AC = self.images_of_classes() if self._uneven else None
+        return None if counts_AC is None else dict(zip(self.class_names, counts_AC.mT.tolist(), strict=True))
+
+    def own_class_counts(self) -> dict[str, int] | None:
+        """Of an agent with images of its own: for each class, how many it has."""
+        counts_AC = self.images_of_classes() if self._own else None
+        return None if counts_AC is None else dict(zip(self.class_names, counts_AC[0].tolist(), strict=True))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes are called; their numbers where that would not tell them apart."""
         names = self.task.labels
-        if len({*names}) < self.classes:  # none, or two that are called the same
-            names = tuple(map(str, range(self.classes)))
-        counts_AC = self.images_of_classes()
-        return None if counts_AC is None else dict(zip(names, counts_AC.mT.tolist(), strict=True))
+        return names if len({*names}) == self.classes else tuple(map(str, range(self.classes)))
+
+    def images_of_agents(self) -> list[int] | None:
+        """How many training images each agent has. None as for their classes, but that no labels are needed."""
+        return [len(shard) for shard in self.partition] if self._uneven else None
+
+    @property
+    def labels_known(self) -> bool:
+        """Whether there are classes, and they are read before training: not of items that are streamed for nothing
+        else."""
+        return self.has_classes and (not self.train.streamed or self._by_class)
 
     def images_of_classes(self) -> Tensor | None:
         """How many training images of each class an agent has [A, C]; None where labels are read with the images."""
-        if not self.has_classes or (self.train.streamed and not self._uneven):
+        if not self.labels_known:
             return None
         labels = self.train.all_labels()
         return torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
 
+    @property
+    def mean_images(self) -> int:
+        """Training images that an agent has on average: an epoch goes through so many of each."""
+        return sum(map(len, self.partition)) // len(self.partition)
+
     def steps(self, batch: int) -> int:
-        """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋ and the last."""
+        """Steps of an epoch, the same for every agent: as the config says, or ⌊mean images / batch⌋ and the last."""
         return self._full(batch) + (self._last(batch) > 0)
 
     def _full(self, batch: int) -> int:
         """Full batches of an epoch."""
         if self._steps is not None:
             return self._steps
-        shard = min(map(len, self.partition))
-        if batch > shard:
+        images = self.mean_images
+        if batch > images:
+            average = "has" if len({*map(len, self.partition)}) == 1 else "has on average"
             raise ConfigError(
-                f"train.batch_size: {batch} is more than the {shard} images that an agent has of task {self.name!r};"
-                f" use a batch of at most {shard}, fewer agents or data.steps_per_epoch"
+                f"train.batch_size: {batch} is more than the {images} images that an agent {average} of task"
+                f" {self.name!r}; use a batch of at most {images}, fewer agents or data.steps_per_epoch"
             )
-        return shard // batch
+        return images // batch
 
     def _last(self, batch: int) -> int:
         """Images of an epoch's last, smaller batch, the same for every agent; a single one is left out: norms need
         more."""
         if self._drop_last or self._steps is not None:
             return 0
-        left = min(map(len, self.partition)) % batch
+        left = self.mean_images % batch
         return left if left > 1 else 0
 
     def indices(self, epoch: int, agents: Sequence[int], batch: int) -> list[Tensor]:

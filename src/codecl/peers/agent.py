@@ -79,7 +79,7 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
         setup, state = build_setup(config, data, device, exchange=node, past=past)
     growth = setup.growth.model_copy(update={"min_images": max(rules.min_images, setup.growth.min_images)})
     for task in setup.tasks if setup.method.grows else ():  # what an agent grows goes to strangers, and shows images
-        growth.check(task.name, len(task.partition[agent]))
+        growth.check(task.name, min(map(len, task.partition)))  # all agents refuse, and none waits for another
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and next_task.was_at_work(folder, member)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
+from codecl.runs import held
 from codecl.runs.metrics import metrics
 from codecl.runs.schema import SCHEMA, Labels, Metrics, fault
 from codecl.train.events import EVENT, E, MemberChanged, Recorded, RunStarted, Status, TaskOpened, of_type
@@ -44,7 +45,7 @@ class Run(NamedTuple):
 
     folder: Path
     metrics: Metrics
-    events: Sequence[Recorded] = ()  # of a fleet: those of the agent that got furthest
+    events: Sequence[Recorded] = ()  # of a fleet: those of the agent that got furthest, with who holds what of all
     config: "RunConfig | None" = None  # None: there is none that can be read
     links: Sequence[Link] = ()  # of a fleet
 
@@ -291,7 +292,9 @@ def _fleet(agents: Sequence[Run]) -> Run:
         }
     )
     links = [link for run in agents for link in run.links]
-    return furthest._replace(folder=furthest.folder.parent, metrics=together, links=links)
+    by_agent = {run.metrics.agent: run.events for run in agents if run.metrics.agent is not None}
+    events = held.with_everyones(furthest.events, by_agent, furthest.metrics.agents)
+    return furthest._replace(folder=furthest.folder.parent, metrics=together, events=events, links=links)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

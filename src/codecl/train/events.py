@@ -91,7 +91,9 @@ class TaskOpened(InTask):
     trained: Mapping[str, int] | None = None  # the free directions that it trains in, where they were chosen
     own: Mapping[str, int] | None = None  # its own directions, where it has some
     factored: Sequence[str] = ()  # layers that run in the factored form
-    class_counts: Mapping[str, Sequence[int]] | None = None  # images of each class, by agent; None: iid
+    class_counts: Mapping[str, Sequence[int | None]] | None = None  # images of each class, by agent; None: all alike
+    images: Sequence[int] | None = None  # of each agent; None: all alike
+    own_counts: Mapping[str, int] | None = None  # of a peer with images of its own: how many of each class
     agents: Any = Live
 
 

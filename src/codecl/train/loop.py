@@ -162,6 +162,8 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
         own=own if any(own.values()) else None,
         factored=sorted(agents.factored),
         class_counts=data.class_counts(),
+        images=data.images_of_agents(),
+        own_counts=data.own_class_counts(),
         agents=agents,
     )
 
