@@ -23,6 +23,7 @@ PEERS = {
         "four diffusion",
         "four quasi",
         "four all",
+        "four masked",
         "own four",
         "own four all",
         "four in eight",

@@ -200,6 +200,7 @@ def validate(fields: Fields) -> RunConfig:
     method = config.method.build()
     _check_schedule(config)
     _check_optimizer(config, method)
+    _check_pool(config)
     directions.check(config.own, config.free, config.method.name, method.grows)
     options = method.model_dump(mode="json")
     owned = {
@@ -241,6 +242,15 @@ def _check_optimizer(config: RunConfig, method: Method) -> None:
         raise ConfigError(
             f"train.optimizer: {config.train.optimizer} does not fit method {config.method.name}, which needs the"
             " gradient itself; use sgd"
+        )
+
+
+def _check_pool(config: RunConfig) -> None:
+    """A sum of two hides nothing."""
+    if config.growth.pool == "masked" and config.agents < 3:
+        raise ConfigError(
+            f"growth.pool: masked needs 3 agents or more, there are {config.agents}: of two, each could subtract its"
+            " own part from the sum; use plain"
         )
 
 
