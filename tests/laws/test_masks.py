@@ -64,7 +64,7 @@ def test_numbers_that_are_not_refused_do_not_overflow(agents):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(bad):
-    with pytest.raises(RunFailed, match="growth.pool"):
+    with pytest.raises(RunFailed, match=r"growth\.pool"):
         fixed_point.fixed({"layer/0": torch.tensor([1.0, bad, 1.0, 3.0])}, 4)
 
 

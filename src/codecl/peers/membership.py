@@ -113,7 +113,7 @@ class Neighbours:
         self.dead, self._healed = frozenset(dead), self.topology
         if dead:
             mixing = healed(self.topology.mixing, dead)
-            graph = nx.DiGraph([(j, i) for i in self.living for j in mixing[i].nonzero()[0] if i != j])
+            graph = nx.DiGraph([(j, i) for i in self.living for j in mixing[i].nonzero()[0].tolist() if i != j])
             graph.add_nodes_from(self.living)
             self._healed = Topology(self.topology.name, graph, mixing)
         base, mixing = self.topology.mixing, self._healed.mixing

@@ -50,7 +50,6 @@ class SumKey(NamedTuple):
     root: int
     number: int
     child: int
-    roster: str = ""  # of a sum under masks: which attempt
 
 
 class Node:
@@ -72,6 +71,7 @@ class Node:
         self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
         self.rows = ReceivedRows(agents, dtype, self.max_rows)
         self.sums: dict[SumKey, Tensors] = {}
+        self.masked_sums: dict[int, tuple[str, Tensors]] = {}  # by child: of which roster, and what
         self.position = Position(0, 0)
         self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
@@ -173,8 +173,10 @@ class Node:
                 self._wait_for(peer, frame.position.next, self._fate(frame))
             elif frame.kind is FrameKind.COMMIT:
                 self.history.add_candidate(commit)
+            elif frame.kind is FrameKind.SUM and header.roster:
+                self.masked_sums[peer] = header.roster, frame.tensors  # the newest attempt's: no other will be used
             elif frame.kind is FrameKind.SUM and header.stage >= self.position.stage:
-                self.sums[SumKey(header.stage, header.root, header.number, peer, header.roster)] = frame.tensors
+                self.sums[SumKey(header.stage, header.root, header.number, peer)] = frame.tensors
                 of_peer = [key for key in self.sums if key.child == peer]
                 if len(of_peer) > MAX_SUMS:
                     del self.sums[of_peer[0]]
@@ -365,14 +367,13 @@ class Node:
         return None
 
     def _seen(self, masked: MaskedSum, waited: float) -> Seen:
-        of = {key.child: sums for key, sums in self.sums.items() if masked.roster_id and key.roster == masked.roster_id}
+        of = {child: sums for child, (roster, sums) in self.masked_sums.items() if roster == masked.roster_id}
         return Seen(waited, self.neighbours.living, self.neighbours.tree_to(masked.pool.root), of)
 
     def _send_sum(self, masked: MaskedSum, parent: int, sums: Tensors) -> None:
         about = {"root": masked.pool.root, "number": masked.pool.number, "roster": masked.roster_id}
-        if not self.outbox.send(parent, FrameKind.SUM, sums, **about):
-            self._pass_on([masked.unsent()])
-        else:
+        if self.outbox.send(parent, FrameKind.SUM, sums, **about):  # else again later: its link may come back
+            masked.sent()
             for tensor in sums.values():
                 self.traffic.count("reduce", 1, tensor.nbytes)
 
@@ -439,6 +440,7 @@ class Node:
         self._move_to(Position(len(self.history.commits), 0))
         self.sums = {key: tensors for key, tensors in self.sums.items() if key.stage >= self.position.stage}
         self.board.forget_before(self.position.stage)
+        self.masked_sums.clear()
         self._pooled.clear()
         self.outbox.beat()
 

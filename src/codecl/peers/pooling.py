@@ -21,7 +21,7 @@ from codecl.peers.history import NodeIdentity
 
 LEAST = 3  # agents of a masked sum: of two, each could subtract its own part
 MAX_NUMBER = 8  # sums of a stage for one agent
-MAX_REPORTS = 2  # that an agent was missed, before the sum is made without it
+MAX_REPORTS = 3  # that an agent was missed, before the sum is made without it
 
 
 class PoolId(NamedTuple):
@@ -208,11 +208,13 @@ class MaskedSum:
         self.offer = board.say(Offer(**self._about, key=masks.public(self.key).hex()))
         self.roster_id, self.roster = "", Roster(**self._about) if self.me == pool.root else None
         self._keys: dict[int, bytes] | None = None  # that the roster names, when all have arrived
+        self._ready: dict[str, Tensor] | None = None  # to be sent
         self._order = (-1, -1)
         self._active = False  # whether we still owe something to the current attempt
         self._since = 0.0
         self._attempt = 0
         self._missed: dict[int, int] = {}  # how often each was
+        self._blamed: set[int] = set()  # who was in the last attempt: it may be dead, and the graph heal around it
 
     def advance(self, seen: Seen) -> Turn:
         if self.me == self.pool.root:
@@ -223,6 +225,8 @@ class MaskedSum:
 
     def _invite(self, seen: Seen) -> Turn:
         """A roster, when all who live have offered a key, or have had time to."""
+        if not self._blamed.isdisjoint(seen.living) and seen.waited - self._since < self.patience / 2:
+            return Turn()
         offers = self.board.offers(self.pool)
         wanted = [agent for agent in seen.living if self._missed.get(agent, 0) < MAX_REPORTS]
         if not all(agent in offers for agent in wanted) and seen.waited - self._since < self.patience:
@@ -253,7 +257,8 @@ class MaskedSum:
         reports = self.board.reports(self.roster_id)
         late = missing if seen.waited - self._since > self.patience else [c for c in missing if c not in seen.living]
         if reports or late:
-            for agent in {*late, *(agent for report in reports for agent in report.without)}:
+            self._blamed = {*late, *(agent for report in reports for agent in report.without)} - {self.me}
+            for agent in self._blamed:
                 self._missed[agent] = self._missed.get(agent, 0) + 1
             self._active, self._since = False, seen.waited
             self._attempt += 1
@@ -268,7 +273,8 @@ class MaskedSum:
         newest = self.board.roster(self.pool)
         if newest is not None and newest[1].order > self._order:
             self.roster_id, self.roster = newest
-            self._order, self._since, self._keys = self.roster.order, seen.waited, None
+            self._order, self._since = self.roster.order, seen.waited
+            self._keys = self._ready = None
             self._active = self.me in self.roster.agents and len(self.roster.agents) >= LEAST
         if self.roster is not None and self.roster.done:
             return Turn(over=True)
@@ -278,18 +284,21 @@ class MaskedSum:
             return self._report([])
         parent, children = self.roster.parent(self.me), self.roster.children(self.me)
         missing = [child for child in children if not self._fits(seen.sums.get(child))]
+        if parent is None:
+            return self._report([])
         late = seen.waited - self._since > self.patience / 2  # before the root gives us up
-        if parent is None or late or any(child not in seen.living for child in missing):
-            return self._report(missing)
+        gone = [agent for agent in (parent, *missing) if agent not in seen.living]
+        if late or gone:
+            return self._report(gone or missing or [parent])
         self._keys = self._keys or self._named_keys(self.roster)
         if missing or self._keys is None:
             return Turn()
-        self._active = False
-        return Turn(send=(parent, self._summed(seen.sums)))
+        self._ready = self._ready or self._summed(seen.sums)
+        return Turn(send=(parent, self._ready))
 
-    def unsent(self) -> Signed:
-        """Our sum found no way to our parent."""
-        return self._report([self.me]).say[0]
+    def sent(self) -> None:
+        """Our sum has left: nothing more is due in this attempt."""
+        self._active = False
 
     def _report(self, without: Iterable[int]) -> Turn:
         assert self.roster is not None
