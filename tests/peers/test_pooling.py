@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("grpc")
 
+from codecl import api
 from codecl.cli import main
 from codecl.errors import RunFailed
 from codecl.exchange import masks, topology
@@ -263,6 +264,25 @@ def test_a_fleet_goes_on_when_a_process_is_killed_in_the_middle_of_a_masked_sum(
     assert missed <= {victim}
     floods = [event for event in fleet.events(min(codes)) if event["kind"] == "flood" and event["task"] == 0]
     assert [flood["chosen"] for flood in floods] == [choose(config.seed, 0, 5)]
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_every_agent_of_a_fleet_states_its_own_epsilon_and_its_noise_is_its_secret(tmp_path):
+    pytest.importorskip("dp_accounting")
+    fields = {"agents": 3, "topology": {"name": "ring-undirected"}, "seed": 1, "method": {"name": "dpsgd"}}
+    train, privacy = {"epochs": 1, "batch_size": 50}, {"clip": 1.0, "noise": 2.0}
+    settings = {"data": {"tasks": 1, "sampling": "subsets"}, "train": train, "privacy": privacy}
+    config = resolve(preset("quickstart"), {**fields, **settings})
+    fleet = LocalFleet(config, PeersConfig(deadline=5.0, silence=10.0, meet=60), tmp_path)
+    with fleet:
+        assert set(fleet.finished(240).values()) == {0}, fleet.log(0)
+    found = [fleet.metrics(number)["privacy"] for number in range(3)]
+    simulated = api.run(config, out=tmp_path / "simulated", device="cpu")
+    assert [one["epsilon"] for one in found] == pytest.approx([simulated.metrics["privacy"]["epsilon"]] * 3, rel=0.01)
+    weights = load_file(fleet.run_folder(0) / "model" / "body.safetensors")
+    others = load_file(simulated.folder / "model" / "body.safetensors")
+    assert not any(torch.allclose(weights[name], others[name], rtol=0, atol=1e-4) for name in weights)
 
 
 if __name__ == "__main__":

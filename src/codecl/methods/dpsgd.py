@@ -13,6 +13,8 @@ from codecl.space.layout import Layout
 class Dpsgd(Method):
     """DPSGD: mix, then a gradient step on the whole model. Forgets."""
 
+    looks_at_images: ClassVar[bool] = False
+
     def free(self, memory: Memory, layers: Sequence[Layer]) -> Mapping[str, Sequence[Tensor]]:
         return {}
 
