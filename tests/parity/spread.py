@@ -36,6 +36,8 @@ CASES: dict[str, Mapping[str, Any]] = {
         for kind in METHODS
     },
     "star of five": {"agents": 5, "topology": "star", **METHODS["all"]},
+    "dpsgd": {"agents": 5, "topology": "ring", "method": "dpsgd"},
+    "private": {"agents": 5, "topology": "star", "method": "dpsgd", "privacy": {"clip": 0.05}},
     "masked star": {"agents": 5, "topology": "star", **MASKED},
     "four masked": {"agents": 4, "topology": "ring", "own": {"directions": 2}, **MASKED},
     "random": {"agents": 5, "topology": {"name": "erdos-renyi", "edge_probability": 0.6}, **METHODS["one"]},
