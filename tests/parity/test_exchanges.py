@@ -31,6 +31,7 @@ PEERS = {
         "four gossiped norms",
         "four all",
         "four unequal",
+        "four masked",
         "own four",
         "own four all",
         "four in eight",

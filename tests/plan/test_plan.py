@@ -98,6 +98,7 @@ CASES = [
     ({"method": "codec"}, ("growth.subspace_from=all",)),
     ({"method": "codec-full"}, ("growth.subspace_from=all",)),
     ({"method": "codec"}, ("train.norm_statistics=task", "growth.subspace_from=all")),
+    ({"method": "codec"}, ("own.directions=3", "growth.subspace_from=all", "growth.pool=masked")),
     ({"method": "d-ewc"}, ("train.norm_statistics=task", "dtype=float64")),
     ({"method": "codec"}, ("own.directions=5", "norms=own", "message.bits=4")),
     ({"method": "dpsgd"}, ("message.bits=3", "message.keep=0.25")),

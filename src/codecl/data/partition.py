@@ -4,6 +4,7 @@ agent sees its own. How many an agent gets: sizes.py.
 Shapes: A agents, C classes.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -193,6 +194,16 @@ def shuffle(draw: Draw, images: int, count: int) -> Tensor:
 def replacement(draw: Draw, images: int, count: int) -> Tensor:
     """Draws with replacement."""
     return torch.randint(images, (count,), generator=draw.generator("shuffle"))
+
+
+def subsets(draw: Draw, images: int, sizes: Sequence[int], secret: bytes = b"") -> Tensor:
+    """For each batch a subset of its own, drawn from all images. Law: no image is twice in a batch. `secret`: nobody
+    who lacks it can tell which are drawn."""
+    if max(sizes) > images:
+        raise ConfigError(f"data.sampling: subsets of {max(sizes)} images need as many, an agent has {images}")
+    seed = hashlib.sha256(secret + "/".join(map(str, ("subsets", *draw))).encode()).digest()
+    random = np.random.default_rng(int.from_bytes(seed, "big"))
+    return torch.from_numpy(np.concatenate([random.permutation(images)[:size] for size in sizes]))
 
 
 SAMPLERS: dict[str, Sampler] = {"shuffle": shuffle, "replacement": replacement}

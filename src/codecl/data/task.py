@@ -3,6 +3,7 @@
 Shapes: A agents of this process, B images of a batch, S steps of an epoch, K numbers that pick an image (sources.py).
 """
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ from codecl.data.forms import Loading, collate_of
 from codecl.data.images import PADDING, prepared, scale_of, seen_as_0
 from codecl.data.inputs import Batch, Inputs, each, in_batches, shape_of, tensors_of
 from codecl.data.items import About
-from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
+from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler, subsets
 from codecl.data.sources import Picked, Source, source_of
 from codecl.data.targets import Targets, are_classes
 from codecl.errors import ConfigError, DataError
@@ -81,9 +82,10 @@ class DataConfig(BaseModel):
         description="an epoch's last batch, where the images that agents have on average leave a smaller one, is"
         " left out",
     )
-    sampling: Literal["shuffle", "replacement"] = Field(
+    sampling: Literal["shuffle", "replacement", "subsets"] = Field(
         "shuffle",
-        description="an epoch's images: a fresh shuffle of the shard, or draws with replacement, as analyses assume",
+        description="an epoch's images: a fresh shuffle of the shard, draws with replacement, as analyses assume, or"
+        " for each batch a subset of the shard, drawn anew",
     )
     local_path: str | None = Field(
         None,
@@ -200,11 +202,16 @@ class TaskData:
         dealt = options.partition if options.partition is not None else self._partition(options)
         cuts = [self._cut(agent, shard, config.held_out) for agent, shard in enumerate(dealt)]
         self.partition, self._held_out = [shard for shard, _ in cuts], [held_out for _, held_out in cuts]
-        self._sampler = options.sampler or SAMPLERS[config.sampling]
+        self.sampling, self._sampler = config.sampling, options.sampler or SAMPLERS.get(config.sampling)
+        self._secret, self._draws = b"", 0
         self._steps, self._drop_last = config.steps_per_epoch, config.drop_last
         if self.augment != "none":
             colour = seen_as_0(tensors_of(first)[0], self.scale) if config.crop_fill == "mean" else None
             self.train = self.train.cropping(name, colour)
+
+    def draw_in_secret(self) -> None:
+        """From now on nobody who knows the seed can tell which subsets are drawn, and none is drawn again."""
+        self._secret = secrets.token_bytes(32)
 
     def _partition(self, options: TaskOptions) -> Partition:
         """A shard of the common images for each agent. Of data of its own, which may lack classes, the one agent here
@@ -331,7 +338,8 @@ class TaskData:
         """The images of each step, as the sampler draws them from each agent's shard, on the CPU: the full batches
         [S, A, B, K], then the last one [1, A, b, K] where it is smaller and not left out."""
         full, last = self._full(batch), self._last(batch)
-        rows_AIK = torch.stack([self._indices(agent, epoch, full * batch + last) for agent in agents])
+        batches = [batch] * full + [last] * (last > 0)
+        rows_AIK = torch.stack([self._indices(agent, epoch, batches) for agent in agents])
         parts = rows_AIK.split([full * batch, last], 1)
         sizes = [(full, batch), (1, last)] if last else [(full, batch)]
         by_step = (part.unflatten(1, size).transpose(0, 1) for part, size in zip(parts, sizes, strict=False))
@@ -405,9 +413,15 @@ class TaskData:
             images, labels = source.fetch(picked.to(self.device))
             yield Batch(self.prepare(images), labels)
 
-    def _indices(self, agent: int, epoch: int, count: int) -> Tensor:
-        shard, draw = self.partition[agent], Draw(self.seed, agent, self.index, epoch)
-        chosen = shard[self._sampler(draw, len(shard), count), None]
+    def _indices(self, agent: int, epoch: int, batches: Sequence[int]) -> Tensor:
+        """Of an epoch with batches of these sizes."""
+        shard, draw, count = self.partition[agent], Draw(self.seed, agent, self.index, epoch), sum(batches)
+        if self._sampler is not None:
+            chosen = shard[self._sampler(draw, len(shard), count), None]
+        else:
+            self._draws += 1
+            secret = self._secret and self._secret + self._draws.to_bytes(8, "big")
+            chosen = shard[subsets(draw, len(shard), batches, secret), None]
         if self.augment != "none":
             generator = draw.generator("augment")
             corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)

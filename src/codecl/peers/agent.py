@@ -26,6 +26,7 @@ from codecl.runs.writer import folder_of as run_folder_of
 from codecl.space import norms
 from codecl.train import events
 from codecl.train.loop import at_rest, train
+from codecl.train.privacy import SecretNoise
 from codecl.train.scoring import evaluate
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
@@ -77,6 +78,10 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
     node = partial(Node, identity=identity, rules=rules)
     with compute_settings(device), seeded(config.seed, "trial", device):
         setup, state = build_setup(config, data, device, exchange=node, past=past)
+    if setup.privacy.is_on:  # the seed is everyone's
+        setup = setup._replace(noise=SecretNoise())
+        for task in setup.tasks:
+            task.draw_in_secret()
     growth = setup.growth.model_copy(update={"min_images": max(rules.min_images, setup.growth.min_images)})
     for task in setup.tasks if setup.method.grows else ():  # what an agent grows goes to strangers, and shows images
         growth.check(task.name, min(map(len, task.partition)))  # all agents refuse, and none waits for another

@@ -113,7 +113,7 @@ class Neighbours:
         self.dead, self._healed = frozenset(dead), self.topology
         if dead:
             turns = [healed(mixing, dead) for mixing in self.topology.turns]
-            heard = [(j, i) for mixing in turns for i in self.living for j in mixing[i].nonzero()[0] if i != j]
+            heard = [(j, i) for mixing in turns for i in self.living for j in mixing[i].nonzero()[0].tolist() if i != j]
             graph = nx.DiGraph(heard)
             graph.add_nodes_from(self.living)
             self._healed = Topology(self.topology.name, graph, turns)

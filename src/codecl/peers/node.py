@@ -26,6 +26,7 @@ from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.links import JOIN_S, Links, Outbox
 from codecl.peers.membership import Journal, Membership, Neighbours
+from codecl.peers.pooling import Board, MaskedSum, PoolId, Seen, Signed
 from codecl.peers.rounds import GossipRound, PackedRound, SentRow
 from codecl.peers.rows import ReceivedRows
 from codecl.train.events import LinkBytes
@@ -70,6 +71,7 @@ class Node:
         self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
         self.rows = ReceivedRows(agents, dtype, self.max_rows)
         self.sums: dict[SumKey, Tensors] = {}
+        self.masked_sums: dict[int, tuple[str, Tensors]] = {}  # by child: of which roster, and what
         self.position = Position(0, 0)
         self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
@@ -82,6 +84,8 @@ class Node:
         self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
         self._last_full: Tensor | None = None  # what that row stands for, where it is bytes
         self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by stage and root
+        self.board = Board(identity, agents)  # what was said of sums under masks
+        self._pooled: dict[PoolId, dict[str, Tensor]] = {}  # such sums for us, of this stage
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat_regularly, name="beats", daemon=True)
@@ -169,11 +173,15 @@ class Node:
                 self._wait_for(peer, frame.position.next, self._fate(frame))
             elif frame.kind is FrameKind.COMMIT:
                 self.history.add_candidate(commit)
+            elif frame.kind is FrameKind.SUM and header.roster:
+                self.masked_sums[peer] = header.roster, frame.tensors  # the newest attempt's: no other will be used
             elif frame.kind is FrameKind.SUM and header.stage >= self.position.stage:
                 self.sums[SumKey(header.stage, header.root, header.number, peer)] = frame.tensors
                 of_peer = [key for key in self.sums if key.child == peer]
                 if len(of_peer) > MAX_SUMS:
                     del self.sums[of_peer[0]]
+            elif frame.kind is FrameKind.POOL:
+                self._pass_on(self.board.take(header.history, self.position.stage), but=peer)
             elif frame.kind is FrameKind.LATE:
                 self.late = max(self.late or Position(0, 0), frame.position)
             elif frame.kind is FrameKind.REQUEST:
@@ -314,9 +322,7 @@ class Node:
         sums = dict(parts[0])
         shapes = {name: value.shape for name, value in sums.items()}
         with self._changed:
-            stage = self.position.stage
-            number = self._reductions[stage, root]
-            self._reductions[stage, root] += 1
+            stage, number = self.position.stage, self._next_number(root)
             for parent, child in reversed(self.neighbours.tree_to(root)):
                 if parent == self.agent:
                     arrived = self._await_sum(SumKey(stage, root, number, child))
@@ -328,6 +334,59 @@ class Node:
                     for tensor in sums.values():
                         self.traffic.count("reduce", 1, tensor.nbytes)
         return sums if root == self.agent else None
+
+    def _next_number(self, root: int) -> int:
+        """Of a sum for `root` in this stage."""
+        at = self.position.stage, root
+        self._reductions[at] += 1
+        return self._reductions[at] - 1
+
+    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """Sums of all who take part to the end; None also where `root` is gone, or the stage is over."""
+        with self._changed:
+            pool = PoolId(self.position.stage, root, self._next_number(root))
+            if pool in self._pooled:  # we have begun the stage again
+                return self._pooled[pool]
+            self._header()  # a new sign of life: no other sum of ours has its number
+            life, said_at = self.membership.beats[self.agent], 0.0
+            masked = MaskedSum(self.board, pool, parts[0], life, self.rules.silence)
+            self._pass_on([masked.offer])
+            for waited in self._ticks():
+                self._check_sync()
+                if root in self.neighbours.dead or any(map(self.history.accepts, self.history.candidates)):
+                    return None
+                turn = masked.advance(self._seen(masked, waited))
+                self._pass_on(turn.say)
+                for agent in turn.lost:
+                    self.journal.note(self.position, "missed", agent, "not in the masked sum")
+                if turn.send:
+                    self._send_sum(masked, *turn.send)
+                if turn.total is not None:
+                    self._pooled[pool] = dict(turn.total)
+                if turn.over:
+                    return self._pooled.get(pool)
+                if waited - said_at > REQUEST_S:  # to those who missed it
+                    said_at = waited
+                    self._pass_on(self.board.of(pool))
+        return None
+
+    def _seen(self, masked: MaskedSum, waited: float) -> Seen:
+        of = {child: sums for child, (roster, sums) in self.masked_sums.items() if roster == masked.roster_id}
+        return Seen(waited, self.neighbours.living, self.neighbours.tree_to(masked.pool.root), of)
+
+    def _send_sum(self, masked: MaskedSum, parent: int, sums: Tensors) -> None:
+        about = {"root": masked.pool.root, "number": masked.pool.number, "roster": masked.roster_id}
+        if self.outbox.send(parent, FrameKind.SUM, sums, **about):  # else again later: its link may come back
+            masked.sent()
+            for tensor in sums.values():
+                self.traffic.count("reduce", 1, tensor.nbytes)
+
+    def _pass_on(self, signed: Sequence[Signed], but: int | None = None) -> None:
+        """To all neighbours but the one that it came from."""
+        raw = [part for one in signed for part in one]
+        for peer in self.links.up if raw else ():
+            if peer != but:
+                self.outbox.send(peer, FrameKind.POOL, history=raw)
 
     def _await_sum(self, key: SumKey) -> Tensors | None:
         for waited in self._ticks():
@@ -384,6 +443,9 @@ class Node:
         self.rows.new_stage()
         self._move_to(Position(len(self.history.commits), 0))
         self.sums = {key: tensors for key, tensors in self.sums.items() if key.stage >= self.position.stage}
+        self.board.forget_before(self.position.stage)
+        self.masked_sums.clear()
+        self._pooled.clear()
         self.outbox.beat()
 
     # coming and going

@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from codecl.space.plain import in_plain_operations
 from codecl.space.roles import matching, parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.space.wrapped import copied, unwrapped, without_weight_norms
+from codecl.train import privacy
 from codecl.train.corrections import largest_modulus
 from codecl.train.execution import multiplying
 from codecl.train.objective_check import check_objective
+from codecl.train.privacy import SeededNoise
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size, kept_size, own_room
 
@@ -192,8 +195,13 @@ def build_setup(
         own_norms=roles.norms if config.norms == "own" else (),
         seed=config.seed,
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
+        privacy=config.privacy,
+        noise=SeededNoise(config.seed),
         past=past,
     )
+    privacy.check(setup.privacy, module, tasks, setup.train.batch_size)
+    if setup.growth.pool == "masked" and not isinstance(setup.exchange, Simulated):
+        import_module("codecl.exchange.masks")  # it needs a library: say so before anything trains
     start = State(values, (), {})
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
         setup.growth.check(data.name, min(map(len, data.partition)))

@@ -1,6 +1,7 @@
 """Reading run folders: the one reader of what the writer wrote. It needs no torch, but for configs and tasks."""
 
 import json
+import math
 import os
 import re
 import statistics
@@ -16,7 +17,7 @@ from codecl.errors import ConfigError, DataError
 from codecl.registry import reason
 from codecl.runs import held
 from codecl.runs.metrics import metrics
-from codecl.runs.schema import SCHEMA, Labels, Metrics, fault
+from codecl.runs.schema import SCHEMA, Labels, Metrics, Privacy, fault
 from codecl.train.events import EVENT, E, MemberChanged, Recorded, RunStarted, Status, TaskOpened, of_type
 
 if TYPE_CHECKING:
@@ -289,12 +290,18 @@ def _fleet(agents: Sequence[Run]) -> Run:
             "traffic": traffic.model_copy(update={"cc": cc}),
             "missed": sum(agent.missed or 0 for agent in each),
             "recorded_agents": len(each),
+            "privacy": _least_private([agent.privacy for agent in each if agent.privacy]),
         }
     )
     links = [link for run in agents for link in run.links]
     by_agent = {run.metrics.agent: run.events for run in agents if run.metrics.agent is not None}
     events = held.with_everyones(furthest.events, by_agent, furthest.metrics.agents)
     return furthest._replace(folder=furthest.folder.parent, metrics=together, events=events, links=links)
+
+
+def _least_private(each: Sequence[Privacy]) -> Privacy | None:
+    """That of the agent with the largest ε; none is more than any."""
+    return max(each, key=lambda one: math.inf if one.epsilon is None else one.epsilon, default=None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

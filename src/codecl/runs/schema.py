@@ -44,6 +44,18 @@ class MeanMax(_Part):
     max: float
 
 
+class Privacy(_Part):
+    """What is guaranteed for one image of an agent (docs/privacy.md)."""
+
+    epsilon: float | None  # ε for an image that is in one task; None: no noise, no guarantee
+    delta: float
+    epsilon_by_task: Sequence[float | None]
+    covers: str  # "gradients": not what is learned from images at a task's end; or "all messages"
+    clip: float
+    noise: float
+    sampling: str
+
+
 class Labels(_Part):
     """What a run is called."""
 
@@ -98,6 +110,7 @@ class Metrics(Labels):
     recorded_agents: int | None = None  # of a fleet: whose records were read
     data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
 
+    privacy: Privacy | None = None  # where gradients of single images are clipped
     not_scored: Sequence[int] | None = None  # tasks (from 0) that acc and bwt leave out: their test data was not there
 
     @property

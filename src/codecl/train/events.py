@@ -75,6 +75,20 @@ class RunStarted(Event):
     score: str = "accuracy"  # what tasks are scored with; ACC and BWT are of it
 
 
+class PrivateTask(BaseModel):
+    """How images of a task are used where their gradients are clipped: docs/privacy.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clip: float  # largest norm of one image's gradient
+    noise: float  # on the sum of a batch's, in units of it
+    delta: float  # δ
+    sampling: str  # how batches are drawn
+    images: int  # of an agent; the fewest, where there are several
+    batch: int  # images of a batch
+    covers: Literal["gradients", "all messages"]  # what the guarantee is about
+
+
 class TaskOpened(InTask):
     kind: Literal["task"] = "task"
     name: str  # of the task
@@ -94,6 +108,7 @@ class TaskOpened(InTask):
     class_counts: Mapping[str, Sequence[int | None]] | None = None  # images of each class, by agent; None: all alike
     images: Sequence[int] | None = None  # of each agent; None: all alike
     own_counts: Mapping[str, int] | None = None  # of a peer with images of its own: how many of each class
+    privacy: PrivateTask | None = None  # where gradients of single images are clipped
     agents: Any = Live
 
 
@@ -126,6 +141,7 @@ class EpochEnded(Sent):
     mu_mean: float | None = None  # over agents, where it is measured: see train/constraint.py
     mu_max: float | None = None  # the largest
     execution: str  # how agents shared the device
+    private_steps: int | None = None  # of this task so far that had noise
     seconds: float  # that the epoch took
     live: Any = Live  # what a checkpoint needs
 
