@@ -44,6 +44,7 @@ class FrameKind(IntEnum):
     SUM = 6  # sums on their way up a tree
     FULL = 7  # coordinates in full, for one who joins where rows are bytes
     JOIN = 8  # wait for my rows again, from the next step on
+    KEYS = 9  # the list of revoked certificates, and those of agents that are back
 
 
 class Position(NamedTuple):
