@@ -170,13 +170,13 @@ def _authority(folder: Path) -> "Authority":
 def _passphrase(new: bool) -> str:
     """Of the authority's key: from the environment, or typed."""
     import os
+    import sys
 
     given = os.environ.get(PASSPHRASE)
+    if given is None and not sys.stdin.isatty():
+        raise ConfigError(f"passphrase: there is nobody here to type it; set {PASSPHRASE}")
     if given is None:
-        try:
-            given = typer.prompt("passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
-        except typer.Abort:
-            raise ConfigError(f"passphrase: nobody typed one; type it, or set {PASSPHRASE}") from None
+        given = typer.prompt("passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
     if not given:
         raise ConfigError(f"{PASSPHRASE}: is empty; it should be the passphrase of the authority's key")
     return given

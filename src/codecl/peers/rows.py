@@ -44,9 +44,8 @@ class ReceivedRows:
         if len(rows) > self.max_rows:
             del rows[min(rows)]
         most = self.max_rows * (self._row_bytes or self.max_row_bytes)
-        if len(rows) * frame.row.nbytes > most // 2:  # it may be too much: count
-            while len(rows) > 1 and sum(row.row_D.nbytes for row in rows.values()) > most:
-                del rows[min(rows)]
+        while len(rows) > 1 and sum(row.row_D.nbytes for row in rows.values()) > most:
+            del rows[min(rows)]
 
     def keep_full(self, peer: int, frame: Frame) -> None:
         if frame.row.nbytes > self.max_row_bytes:
