@@ -37,7 +37,8 @@ class Attacker:
         return frames.encode(kind, tensors, **(fields | about))
 
     def call(self, stack, **options):
-        identity = fleet.identity(self.us.fleet, self.us.settings, self.us.folder / "agent.yaml")
+        pair = ((self.us.folder / f"{name}.pem").read_bytes() for name in ("key", "certificate"))
+        identity = self.us.identity._replace(**dict(zip(("key", "certificate"), pair, strict=True)))
         return stack.enter_context(calling(self.them, identity, **options))
 
     def connections(self, stack):

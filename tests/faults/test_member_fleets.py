@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -149,8 +150,9 @@ def test_a_fleet_under_attack_ends(attack, tmp_path):
         attacker, ends = Attack(tmp_path / "fleet", HOSTILE, VICTIM), threading.Event()
 
         def attacks():
-            while not ends.is_set():
-                attacker.say(attack)
+            with suppress(OSError, ValueError):  # it is killed in the end
+                while not ends.is_set():
+                    attacker.say(attack)
 
         while VICTIM not in fleet.processes or not fleet.events(VICTIM):
             time.sleep(0.1)
@@ -162,6 +164,7 @@ def test_a_fleet_under_attack_ends(attack, tmp_path):
         ends.set()
         attacker.process.kill()
         thread.join(10)
+        attacker.kill()
         logs = {agent: fleet.log(agent) for agent in codes}
         assert set(codes.values()) <= {0, 4}, logs
         assert not any("Traceback" in log for log in logs.values()), logs

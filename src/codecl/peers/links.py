@@ -117,6 +117,7 @@ class Links:
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
         self._not_before: dict[int, float] = {}  # who has to wait: it dials over and over, or sent what does not fit
+        self._dialled_at: dict[int, float] = {}  # when each neighbour that dials us was last let in
         self._refused: Counter[int] = Counter()  # how often a neighbour came too soon
         self._options = [
             ("grpc.max_receive_message_length", node.max_bytes + GRPC_SLACK),
@@ -274,7 +275,9 @@ class Links:
         with self._lock:
             too_soon = now < self._not_before.get(peer, now)
             if not too_soon:
-                self._not_before[peer] = now + RETRY_S
+                again = now - self._dialled_at.get(peer, -MAX_RETRY_S) < MAX_RETRY_S
+                self._not_before[peer] = now + (MAX_RETRY_S if again else RETRY_S)
+                self._dialled_at[peer] = now
             self._refused[peer] += too_soon
             recorded = too_soon and self._refused[peer] == TOO_OFTEN
         if recorded:

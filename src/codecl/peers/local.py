@@ -35,6 +35,7 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
     follower = Follower(folder, known=[RunFolder(folder, agents)])
     files = _files(config, rules, out / FILES / folder.relative_to(out), again)
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
     with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):

@@ -68,8 +68,8 @@ class Membership:
 
     @property
     def unheard(self) -> list[int]:
-        """Those of whom nothing was ever heard."""
-        return [agent for agent, beat in enumerate(self.beats) if not beat and agent != self.me]
+        """Those of whom nothing was ever heard, and may be."""
+        return [agent for agent, beat in enumerate(self.beats) if not beat and agent not in {self.me, *self.revoked}]
 
     @property
     def dead(self) -> frozenset[int]:

@@ -322,8 +322,8 @@ class Node:
         for waited in self._ticks():
             self._check_sync()
             others = {*self.neighbours.living} - self.passed - {self.agent}
-            positions = {agent: self._position_of(agent) for agent in others if not self.patience.is_over(agent)}
-            behind = decisions.far_behind(positions, self.position, self.max_ahead)
+            positions = {agent: self.membership.positions[agent] for agent in others}
+            behind = self._behind(decisions.far_behind(positions, self.position, self.max_ahead))
             if not behind:
                 return
             self.patience.charge(behind, waited - before)
@@ -331,11 +331,12 @@ class Node:
             if self.rules.deadline and waited > self.rules.silence:
                 self.passed.update(behind)
 
-    def _position_of(self, agent: int) -> Position:
-        """What a neighbour says of itself goes before what others say of it."""
-        if agent in self.status and agent in self.links.up:
-            return self.status[agent].position
-        return self.membership.positions[agent]
+    def _behind(self, agents: Sequence[int]) -> list[int]:
+        """Of those who are said to be far behind, whom we wait for: a neighbour knows best where it is itself."""
+        up = self.links.up if agents else set()
+        said = {agent: self.status[agent].position for agent in agents if agent in up and agent in self.status}
+        near = set(said) - set(decisions.far_behind(said, self.position, self.max_ahead))
+        return [agent for agent in agents if agent not in near and not self.patience.is_over(agent)]
 
     def _send_row(self, row: Tensor, kind: Literal["train", "agree"], full_D: Tensor | None = None) -> SentRow:
         """Our row of this step, to all who hear it. `full_D`: what it stands for, where it is bytes."""
@@ -414,7 +415,10 @@ class Node:
         return sums if root == self.agent else None
 
     def _await_sum(self, key: SumKey) -> Tensors | None:
+        before = 0.0
         for waited in self._ticks():
+            self.patience.charge([key.child], waited - before)
+            before = waited
             if key in self.sums:
                 break
             self._check_sync()
@@ -486,7 +490,9 @@ class Node:
             trained = stage + (stage in self.history.openings)  # who opens a task may be in it before we are met
             late = Position(trained, self.max_ahead)
             for waited in self._ticks():
-                everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
+                everybody = (
+                    not self.membership.unheard and self.links.up >= self.neighbours.all - self.membership.revoked
+                )
                 under_way = any(status.position > late for status in self.status.values())
                 if everybody or under_way or waited >= self.rules.meet:
                     break
