@@ -9,7 +9,7 @@ import ssl
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -49,10 +49,11 @@ class Attacker:
         context.set_alpn_protocols(["h2"])
         name, opened = name_of(self.us.fleet.name, self.them.identity.agent), 0
         for _ in range(MANY):
-            raw = socket.create_connection((address.host, address.port), timeout=20)
-            end = stack.enter_context(context.wrap_socket(raw, server_hostname=name))
-            end.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # and no settings
-            opened += 1
+            with suppress(OSError):  # it may have ended
+                raw = stack.enter_context(socket.create_connection((address.host, address.port), timeout=20))
+                end = stack.enter_context(context.wrap_socket(raw, server_hostname=name))
+                end.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # no settings
+                opened += 1
         return opened
 
     def streams(self, stack):

@@ -64,6 +64,21 @@ def test_patience_begins_anew_with_a_stage_and_may_be_without_end():
     assert not endless.is_over(1)
 
 
+def test_all_wait_as_long_for_a_commit_whoever_should_grow_it():
+    """So that who gave up on one does not give up on the next while others still wait for the first."""
+    clock = Clock()
+    patience = Patience(4, clock)
+    clock.now = 10
+    patience.charge([1], 9)
+    assert not patience.is_over_for_commit(13.9)
+    clock.now = 24
+    assert patience.is_over_for_commit(14.1)
+    assert not patience.is_over_for_commit(13.9)  # the next, who begins later, has as long
+    clock.now = 40
+    assert patience.is_over_for_commit(14.1)
+    assert not Patience(None, clock).is_over_for_commit(1e9)
+
+
 def test_one_who_always_says_that_we_are_late_is_not_always_heeded():
     patience = Patience(1)
     for _ in range(MAX_LATES):

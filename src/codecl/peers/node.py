@@ -446,10 +446,8 @@ class Node:
         return Flood({name: value.to(self.device) for name, value in commit.tensors.items()}, digest(commit.tensors))
 
     def _await_commit(self, root: int) -> Commit | None:
-        asked_at = before = 0.0
+        asked_at = 0.0
         for waited in self._ticks():
-            self.patience.charge([root], waited - before)
-            before = waited
             useful = [commit for commit in self.history.candidates if self.history.accepts(commit)]
             best = histories.best(commit for commit in useful if self.history.follows(commit) and commit.is_complete)
             if best:
@@ -459,8 +457,9 @@ class Node:
             if root in self.neighbours.dead:
                 self.journal.note(self.position, "gone", root, "it should have grown this stage's commit")
                 break
-            if self.patience.is_over(root):
-                self.journal.note(self.position, "gone", root, self.patience.why(root))
+            if self.patience.is_over_for_commit(waited):
+                why = f"no commit within {waited:.3g} s, as long as peers.patience allows"
+                self.journal.note(self.position, "gone", root, why)
                 break
             if waited - asked_at > REQUEST_S:
                 asked_at = waited

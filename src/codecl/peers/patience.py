@@ -8,8 +8,9 @@ MAX_LATES = 16  # times in a stage that we join again because one neighbour says
 
 
 class Patience:
-    """What each agent has cost a stage: the seconds in which it was waited for. Law: no agent costs a stage more than
-    `limit` seconds and as long again as the stage took without it; None: no limit."""
+    """What each agent has cost a stage: the seconds in which it was waited for. Laws: no agent costs a stage's rounds
+    more than `limit` seconds and as long again as they took without it; all wait for whoever should grow no longer than
+    `limit` seconds and as long again as the rounds took, whatever it has cost before. None: no limit."""
 
     def __init__(self, limit: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit, self._clock = limit, clock
@@ -18,6 +19,7 @@ class Patience:
     def new_stage(self) -> None:
         self._began, self.lates = self._clock(), Counter[int]()
         self.spent: dict[int, float] = {}
+        self._rounds_took: float | None = None  # known when they are over
 
     def charge(self, agents: Collection[int], seconds: float) -> None:
         for agent in agents:
@@ -29,6 +31,12 @@ class Patience:
             return False
         spent = self.spent[agent]
         return spent > self.limit + (self._clock() - self._began - spent)
+
+    def is_over_for_commit(self, waited: float) -> bool:
+        """Whether a commit, of whom it may be, is not waited for any longer."""
+        if self._rounds_took is None:
+            self._rounds_took = self._clock() - self._began
+        return self.limit is not None and waited > self.limit + self._rounds_took
 
     def why(self, agent: int) -> str:
         return f"this task waited {self.spent[agent]:.3g} s for it, more than peers.patience allows"
