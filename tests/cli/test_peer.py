@@ -43,7 +43,8 @@ def test_a_local_fleet_runs_and_says_how_it_went(local):
         assert f"agent {agent}: complete · task 2/2 · loss " in done.stdout
     (seed,) = (folder / "runs").glob("*/seed-0")
     names = sorted(path.name for path in seed.iterdir() if path.is_dir())
-    assert names == ["agent-0", "agent-1", "agent-2", "agent-files"]
+    assert names == ["agent-0", "agent-1", "agent-2"]
+    assert len(list((folder / "runs" / ".fleets").glob("*/seed-0/agent-?/key.pem"))) == 3
     for path in sorted(seed.glob("agent-?")):
         found = json.loads((path / "metrics.json").read_text())
         assert (found["status"], found["missed"], found["exchange"]) == ("complete", 0, "peers")

@@ -9,12 +9,14 @@ from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
+    from codecl.peers.authority import Authority
     from codecl.peers.decisions import PeersConfig
     from codecl.runs.config import RunConfig
 
 peer = group("peer", "Agents as peers, each on a machine of its own.")
 
 FIRST_PORT, DEGRADED = 7700, 4
+PASSPHRASE = "CODECL_PASSPHRASE"
 
 OneMethod = Annotated[str | None, typer.Option("--method", help="Default: the preset's first.")]
 OneNumber = Annotated[str | None, typer.Option("--agents", metavar="N", help="Number of agents.")]
@@ -39,6 +41,9 @@ def init(
     deadline: Deadline = None,
     silence: Silence = None,
     out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Encrypt the authority's key; asks, or takes $CODECL_PASSPHRASE.")
+    ] = False,
 ) -> None:
     """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
     from rich.table import Column, Table
@@ -51,7 +56,8 @@ def init(
         agents = str(len(given))  # as many as there are addresses
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     addresses = given or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
-    made = fleet.init(config, addresses, _peers(deadline, silence), out)
+    secret = _passphrase(new=True) if passphrase else ""
+    made = fleet.init(config, addresses, _peers(deadline, silence), out, secret)
     known = fleet.read(made[0]).fleet
     table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
     for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
@@ -119,6 +125,61 @@ def learn(
         typer.echo(
             f"copy {added.written[0]} over the one beside each agent.yaml elsewhere, and start every agent again"
         )
+
+
+FleetFolder = Annotated[Path, typer.Argument(metavar="[FLEET]", help="The fleet's folder, with its authority.")]
+
+
+@peer.command()
+def renew(
+    folder: FleetFolder = Path("fleet"),
+    agents: Annotated[list[int] | None, typer.Argument(metavar="[AGENT]…", help="Default: all.")] = None,
+) -> None:
+    """Give agents new keys and certificates, valid for a year; one at work takes up the files when they are copied."""
+    from codecl.peers import authority
+
+    made = authority.renew(_authority(folder), agents or [])
+    for path in made:
+        typer.echo(f"new key and certificate in {path}")
+    typer.echo("copy key.pem and certificate.pem over those beside the agent.yaml of each; agents at work take them up")
+
+
+@peer.command()
+def revoke(
+    agents: Annotated[list[int], typer.Argument(metavar="AGENT…", help="Whose keys may have got out.")],
+    folder: Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="The fleet's folder.")] = Path("fleet"),
+) -> None:
+    """Take the certificates of agents back: the others close their links to them, and go on as if they were dead."""
+    from codecl.peers import authority
+
+    written = authority.revoke(_authority(folder), agents)
+    names = ", ".join(map(str, sorted(set(agents))))
+    typer.echo(f"revoked: agent {names}; the list is {written[0]}")
+    typer.echo("copy it beside the agent.yaml of any agent at work, as revoked.pem: it passes it on to all others")
+    typer.echo(f"back in: `codecl peer renew {folder} {' '.join(map(str, sorted(set(agents))))}`")
+
+
+def _authority(folder: Path) -> "Authority":
+    """Of the fleet in this folder, its passphrase asked for where its key has one."""
+    from codecl.peers import authority
+
+    secret = _passphrase(new=False) if authority.is_encrypted(folder) else ""
+    return authority.open_authority(folder, secret)
+
+
+def _passphrase(new: bool) -> str:
+    """Of the authority's key: from the environment, or typed."""
+    import os
+    import sys
+
+    given = os.environ.get(PASSPHRASE)
+    if given is None and not sys.stdin.isatty():
+        raise ConfigError(f"passphrase: there is nobody here to type it; set {PASSPHRASE}")
+    if given is None:
+        given = typer.prompt("passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
+    if not given:
+        raise ConfigError(f"{PASSPHRASE}: is empty; it should be the passphrase of the authority's key")
+    return given
 
 
 @peer.command()

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from codecl.data import verdicts
 from codecl.errors import RunFailed
 from codecl.exchange import digest
-from codecl.peers import certificates, fleet, next_task
+from codecl.peers import fleet, next_task
 from codecl.peers.decisions import Rounds
 from codecl.peers.fleet import Member, check_offered
 from codecl.peers.history import History, NodeIdentity
+from codecl.peers.keys import Keys
 from codecl.peers.links import Links
 from codecl.peers.next_task import COMMITS, Before
 from codecl.peers.node import Node, OutOfSync
@@ -112,18 +113,15 @@ def _next_start(before: Before, folder: Path, config: RunConfig, setup: Setup) -
 
 def identity_of(member: Member) -> NodeIdentity:
     """Who this agent is, and how it signs and checks what others signed."""
-
-    def check(agent: int, data: bytes, signature: bytes) -> bool:
-        return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
-
-    sign = partial(certificates.sign, member.identity.key)
-    return NodeIdentity(member.identity.agent, member.fleet.name, sign, check)
+    keys = Keys(member)
+    return NodeIdentity(member.identity.agent, member.fleet.name, keys.sign, keys.check, keys)
 
 
 def connect(member: Member, node: Node) -> Links:
     """Links that fill this node."""
     addresses = {agent: address.target for agent, address in enumerate(member.fleet.addresses)}
-    return Links(node, member.identity, addresses | member.settings.reach, member.listen)
+    assert node.identity.keys is not None
+    return Links(node, node.identity.keys, addresses | member.settings.reach, member.listen)
 
 
 def _own(member: Member) -> RunConfig:

@@ -45,6 +45,7 @@ class FrameKind(IntEnum):
     FULL = 7  # coordinates in full, for one who joins where rows are bytes
     JOIN = 8  # wait for my rows again, from the next step on
     POOL = 9  # what was said of sums under masks
+    KEYS = 10  # the list of revoked certificates, and those of agents that are back
 
 
 class Position(NamedTuple):

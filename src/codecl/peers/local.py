@@ -23,17 +23,19 @@ from codecl.runs.writer import folder_of
 
 Show = Callable[[FollowerView], None]
 LOOK_S = 0.5
+FILES = ".fleets"  # the folder, where runs go, of fleets' files
 PORTS = range(20_000, 30_000)
 GRACE_S = 10.0
 
 
 def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> list[int]:
     """Start all agents, follow what they record, wait for them; gives their exit codes. A fleet that was stopped goes
-    on: its files are kept beside its agents' folders."""
+    on: its files are kept, outside its run's folder since there are keys among them."""
     folder = folder_of(config, out)
     agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
     follower = Follower(folder, known=[RunFolder(folder, agents)])
-    files = _files(config, rules, folder / "agent-files", again)
+    files = _files(config, rules, out / FILES / folder.relative_to(out), again)
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
     with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):
