@@ -31,6 +31,9 @@ Exchange = Annotated[str, typer.Option("--exchange", help="simulated, cluster or
 Again = Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run the code (file.py:name) that the folder's config names.")
+]
 PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="See `codecl presets`.")]
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
+from codecl.cli.common import AllowCode, Out, PresetName, Settings, app, console_for, group
 from codecl.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def init(
     from rich.text import Text
 
     from codecl.peers import fleet
+    from codecl.runs import code
 
     given = _addresses(at or [], hosts)
     if given and agents is None:
@@ -62,6 +63,8 @@ def init(
     typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
     for file in fleet.own_files(config):
         typer.echo(f"{file} is code of your own: copy it too, and start each agent in the folder where {file} is found")
+    if code.named(config):
+        typer.echo("its agents run code of your own: start them with `codecl agent --allow-code …`")
     typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
 
 
@@ -103,11 +106,12 @@ def learn(
     folder: Annotated[Path, typer.Argument(metavar="FLEET", help="The fleet's folder, or that of one agent.")],
     task: Annotated[str, typer.Option(help="A data set's name, a stream as in data.stream, or next: of its own.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where its runs are. Default: as agent.yaml says.")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Give a fleet its next task, which needs no old data: agents at work go on with it, others when started again."""
     from codecl.peers import next_task
 
-    added = next_task.learn(folder, task, out)
+    added = next_task.learn(folder, task, out, allow_code)
     typer.echo(f"fleet {added.fleet.name} has {added.tasks} tasks; next: {task}")
     for path in added.written:
         typer.echo(f"{'wrote' if added.at_work else 'changed'} {path}")
@@ -148,6 +152,7 @@ def agent(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An agent.yaml of `codecl peer init`.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where run folders go. Default: as the file says.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Take part in a fleet as one of its agents: find the neighbours, train with them, survive their loss."""
     import logging
@@ -155,7 +160,7 @@ def agent(
     from codecl.peers import agent as peer
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    for metrics, folder in peer.take_part_on(file, out, again):
+    for metrics, folder in peer.take_part_on(file, out, again, allow_code):
         score = "-" if metrics.acc is None else format(metrics.acc, ".2f" if metrics.in_percent else ".4g")
         typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {score}, {folder}")
     if metrics.status == "degraded":

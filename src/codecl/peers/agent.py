@@ -51,13 +51,15 @@ def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
     return run_folder_of(config, out) / f"agent-{agent}"
 
 
-def take_part_on(path: Path, out: Path | None = None, again: bool = False) -> Iterator[Taken]:
+def take_part_on(path: Path, out: Path | None = None, again: bool = False, allow_code: bool = False) -> Iterator[Taken]:
     """As the agent that an agent.yaml describes: its run, and one more for each next task that it was given
-    meanwhile."""
+    meanwhile. `allow_code`: run the code that the fleet's config names."""
     member = fleet.read(path)
+    next_task.check_code(member.fleet, path, allow_code)
     yield take_part(member, out, again)
     while next_task.take_next(member):
         member = fleet.read(path)
+        next_task.check_code(member.fleet, path, allow_code)
         yield take_part(member, out)
 
 

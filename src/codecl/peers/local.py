@@ -34,7 +34,8 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
     follower = Follower(folder, known=[RunFolder(folder, agents)])
     files = _files(config, rules, folder / "agent-files", again)
-    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
+    options = ["--allow-code", *(["--again"] if again else [])]  # the user's own command names what there is
+    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *options]
     with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):
             running = [path for process, path in zip(processes, agents, strict=True) if process.poll() is None]
