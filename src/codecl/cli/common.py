@@ -52,11 +52,10 @@ def group(name: str, about: str) -> typer.Typer:
 
 def console_for(to_stderr: bool, is_main: bool = True) -> "Console":
     """Silent where another rank prints."""
-    from rich.console import Console
-
+    from codecl.cli.terminal import PlainConsole
     from codecl.report.formats import MAX_WIDTH
 
-    console = Console(stderr=to_stderr, quiet=not is_main)
+    console = PlainConsole(stderr=to_stderr, quiet=not is_main)
     if not is_main:
         warnings.simplefilter("ignore")
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codecl.cli.common import AllowCode, Out, PresetName, Settings, app, console_for, group
-from codecl.errors import ConfigError, RunFailed
+from codecl.errors import ConfigError, RunFailed, printable
 
 if TYPE_CHECKING:
     from codecl.peers.decisions import PeersConfig
@@ -143,7 +143,7 @@ def gather(
 
     runs = gather_runs(places, out)
     for run, agents in runs.items():
-        typer.echo(f"{run}: agents {', '.join(map(str, agents))}")
+        typer.echo(printable(f"{run}: agents {', '.join(map(str, agents))}"))
     formats.show(results(finished(list(runs))), console_for(False))
 
 

@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from codecl.errors import CodeclError, ConfigError, ConfigWarning, DataError
 from codecl.files import replacing
 from codecl.models import MODELS
-from codecl.registry import source_digest
+from codecl.registry import reason, source_digest
 from codecl.runs import code
 from codecl.runs.build import build_model, stateless_copy
 from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_config, read_layers, read_tasks
+from codecl.runs.sizes import check_size
 from codecl.space import norms
 from codecl.space.calling import output_of
 from codecl.space.kept import Kept
@@ -82,7 +84,10 @@ def _task_model(path: Path, config: RunConfig, model: nn.Module, task: int) -> n
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model of task {task + 1} (index {task}: the first task has index 0)")
-    shared, kept = load_file(body), read_kept(own)
+    try:
+        shared, kept = load_file(body), read_kept(own)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: the weights of task {task + 1} cannot be read ({reason(error)})") from error
     module = (_own_copy(model) if kept.statistics else stateless_copy(model)).to(getattr(torch, config.dtype))
     normed = weight_norms(module)
     known = {**dict(module.named_parameters()), **{name: weight.v for name, weight in normed.items()}}
@@ -146,6 +151,7 @@ def recorded_model(path: Path, config: RunConfig) -> nn.Module:
     if config.model.name == "own":
         raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")
     try:
+        check_size(path, config)
         source = source_digest("model", MODELS, config.model.name)
         first = read_tasks(path)[0]
         model = build_model(config, first.shape, first.classes)
