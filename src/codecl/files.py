@@ -3,9 +3,10 @@ cache folder."""
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,45 @@ def shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {shown(key): shown(item) for key, item in value.items()}
     return value
+
+
+class RecordFile:
+    """A file of lines that grows. Law: it holds whole lines, whatever fails; a line that could not be written is
+    written with the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        self.length = os.lseek(self._handle, 0, os.SEEK_END)
+        self._waiting = b""
+
+    def add(self, line: str) -> None:
+        self._waiting += line.encode()
+        try:
+            at = self.length
+            while at < self.length + len(self._waiting):
+                at += os.pwrite(self._handle, self._waiting[at - self.length :], at)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._handle, self.length)
+            raise
+        self.length, self._waiting = at, b""
+
+    def sync(self) -> None:
+        """All lines are on the disk; OSError where they are not."""
+        self.add("")
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.add("")
+        with suppress(OSError):
+            os.close(self._handle)
+
+
+def why_not(error: Exception) -> str:
+    """Why something could not be written, in the system's words."""
+    code = re.search(r"(?:code: |os error )(\d+)", str(error))  # of safetensors
+    return getattr(error, "strerror", None) or (os.strerror(int(code[1])) if code else str(error))
 
 
 def lock(folder: Path) -> int | None:

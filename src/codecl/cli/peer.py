@@ -1,5 +1,6 @@
 """`codecl peer`: a fleet of agents, each on a machine of its own."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,10 +95,13 @@ def local(
         codes = fleets.run(config, _peers(deadline, silence), out, again, show)
     folder = folder_of(config, out)
     console.print(f"recorded in {folder}", style="dim", highlight=False, soft_wrap=True)
-    for agent, code in enumerate(codes):
-        if code not in (0, DEGRADED):
-            raise RunFailed(f"agent {agent} failed (exit code {code}); see {folder}/agent-{agent}.log")
-    if DEGRADED in codes:
+    lost = {agent: code for agent, code in enumerate(codes) if code not in (0, DEGRADED)}
+    for agent, code in lost.items():
+        line = f"agent {agent} was lost ({fleets.ending(code)}); see {folder}/agent-{agent}.log"
+        if len(lost) == len(codes):
+            raise RunFailed(line)
+        print(f"codecl: {line}", file=sys.stderr)
+    if lost or DEGRADED in codes:
         raise typer.Exit(DEGRADED)
 
 

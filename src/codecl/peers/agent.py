@@ -227,7 +227,7 @@ class PeerRun:
         point = self.node.rejoin(self._rounds)
         self._notes()
         if self.history.ids != before:
-            self.history.save(self.writer.folder / COMMITS)
+            self.writer.attempt("commits", partial(self.history.save, self.writer.folder / COMMITS))
             state = self._state()
             if state.kept and self._ends(self.history.ids) != self._ends(before):
                 self.writer.state = state
@@ -281,7 +281,7 @@ class PeerRun:
         else:
             self.writer.event(event)
         if isinstance(event, events.Flooded | events.DirectionsChosen):
-            self.history.save(self.writer.folder / COMMITS)
+            self.writer.attempt("commits", partial(self.history.save, self.writer.folder / COMMITS))
 
     def _notes(self) -> None:
         for note in self.node.journal.take_notes():

@@ -48,6 +48,11 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     return [process.returncode for process in processes]
 
 
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:
     """Of the fleet that was here, at ports that are free now; or of a new one."""
     files = [folder / f"agent-{agent}" / "agent.yaml" for agent in range(config.agents)]

@@ -72,6 +72,17 @@ def write(folder: Path, point: Checkpoint) -> None:
     unfinished, place = folder / f".{point.step}", folder / str(point.step)
     for path in (unfinished, place):
         shutil.rmtree(path, ignore_errors=True)
+    try:
+        _fill(unfinished, point, folder.parent / "events.jsonl")
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)  # the room that it takes may be all that there is
+        raise
+    os.replace(unfinished, place)
+    _sync(folder)
+    keep(folder, 2)
+
+
+def _fill(unfinished: Path, point: Checkpoint, events: Path) -> None:
     unfinished.mkdir(parents=True)
     with files.replacing(unfinished / TENSORS) as file:  # with the mode that any other file here gets
         save_file(tensors_of(point), file)
@@ -79,16 +90,13 @@ def write(folder: Path, point: Checkpoint) -> None:
         "schema": SCHEMA,
         "codecl": codecl.__version__,
         **position_of(point),
-        "events_digest": _digest(folder.parent / "events.jsonl", point.events),
+        "events_digest": _digest(events, point.events),
         "tensors_digest": _digest(unfinished / TENSORS),
     }
     text = json.dumps({**facts, "digest": _own_digest(facts)}, indent=1)
     (unfinished / FACTS).write_text(text + "\n", encoding="utf-8")
     for path in (unfinished / TENSORS, unfinished / FACTS, unfinished):
         _sync(path)
-    os.replace(unfinished, place)
-    _sync(folder)
-    keep(folder, 2)
 
 
 def keep(folder: Path, count: int) -> None:

@@ -47,7 +47,10 @@ def read_past(folder: Path) -> Past:
     point = checkpoint.latest(folder / "checkpoint", CPU)
     if point is None:
         raise DataError(f"{folder}: holds no checkpoint to go on from")
-    return Past(folder, read_config(folder), read_tasks(folder), point)
+    past = Past(folder, read_config(folder), read_tasks(folder), point)
+    if point.position is not None or len(point.state.kept) != len(past.tasks):
+        raise DataError(f"{past.name}: its last checkpoint is missing; run it anew with --again to go on from its end")
+    return past
 
 
 def module_of(past: Past, module: nn.Module | None, allowed: Collection[str]) -> nn.Module:

@@ -189,6 +189,14 @@ class LinksClosed(Event):
     missed: int  # messages that did not come in time
 
 
+class NotWritten(Event):
+    """Something could not be written for the first time, on a full disk for example; the run goes on without it."""
+
+    kind: Literal["unwritten"] = "unwritten"
+    what: str  # events, a checkpoint, the model, metrics, commits
+    why: str  # in the system's words
+
+
 class RunEnded(Event):
     kind: Literal["end"] = "end"
     status: Status  # complete; degraded: somebody missed something; partial: stopped
@@ -205,6 +213,7 @@ Recorded = (
     | Evaluated
     | MemberChanged
     | LinksClosed
+    | NotWritten
     | RunEnded
 )
 EVENT: TypeAdapter[Recorded] = TypeAdapter(Annotated[Recorded, Field(discriminator="kind")])
