@@ -189,7 +189,9 @@ def read_files(folder: Path) -> dict[str, str]:
 def read_structure(folder: Path) -> dict[str, list[str]]:
     """Of the module of a recorded run; empty: recorded before it was."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        return dict(read_json(folder / TASKS).get("structure", {}))
+        found = dict(read_json(folder / TASKS).get("structure", {}))
+        if all(isinstance(part, list) and [*map(type, part)] == [str] * 3 for part in found.values()):
+            return found
     return {}
 
 

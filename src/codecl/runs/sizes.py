@@ -14,7 +14,7 @@ from codecl.runs.build import build_model
 from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_tasks
 
-ROOM, LEAST = 1 << 20, 64  # bytes of weights that any folder may lack, and that a part of a model has
+ROOM, LEAST = 1 << 20, 512  # bytes of weights that any folder may lack, and that a part of a model has
 MAX_INPUT = 1 << 27  # numbers of an image
 
 
