@@ -11,6 +11,7 @@ import pytest
 
 from codecl.errors import RunFailed
 from codecl.files import RecordFile, why_not
+from codecl.runs.config import preset, resolve
 from codecl.runs.reader import read_metrics
 from tests.faults.victim import run
 from tests.launching import environment
@@ -135,3 +136,26 @@ def test_reasons_are_the_systems_words():
     assert why_not(OSError(28, "No space left on device")) == "No space left on device"
     assert why_not(Exception("I/O error: Os { code: 28, kind: StorageFull }")) == "No space left on device"
     assert why_not(Exception("else")) == "else"
+
+
+@pytest.mark.alone
+def test_an_agent_with_a_full_disk_goes_on_taking_part(tmp_path):
+    """No file of agent 1 can grow any more after its first epoch; its log is written as before."""
+    pytest.importorskip("grpc")
+    from codecl.peers.decisions import PeersConfig
+    from tests.fleets import LocalFleet
+
+    fields = {"agents": 2, "method": {"name": "codec"}, "data": {"tasks": 2}, "train": {"epochs": 2}}
+    fleet = LocalFleet(resolve(preset("quickstart"), fields), PeersConfig(), tmp_path)
+    fleet.command = (sys.executable, "-m", "codecl", "agent")
+    with fleet:
+        fleet.until(1, "epoch", 0, 0)
+        resource.prlimit(fleet.processes[1].pid, resource.RLIMIT_FSIZE, (3_000, 3_000))
+        codes = fleet.finished(150)
+        ours, theirs = fleet.log(1), fleet.log(0)
+    assert codes == {0: 0, 1: 1}, (ours, theirs)
+    assert ours.count("the run goes on") == 1
+    assert ours.count("trained to the end, but the") == 1
+    assert "Traceback" not in ours
+    assert fleet.metrics(0)["status"] == "complete"
+    assert fleet.metrics(0)["missed"] == 0, "its neighbour lost nothing"

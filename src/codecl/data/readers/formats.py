@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from codecl.data.readers import limits, unpickle
+from codecl.data.readers import limits, matlab, unpickle
 from codecl.data.readers.tree import Tree
 from codecl.data.store import Array, Split
 from codecl.errors import DataError
@@ -76,14 +76,10 @@ def _idx_array(tree: Tree, name: str, axes: int) -> Array:
 
 def svhn(tree: Tree, name: str) -> Split:
     """A MATLAB file with `X` [32, 32, 3, n] and `y` [n, 1], in which label 10 is the digit 0."""
-    from scipy.io import loadmat
-
     what = tree.label(name)
-    data = tree.read(name)
-    limits.check_mat(data, what)
     try:
-        held = loadmat(io.BytesIO(data), variable_names=["X", "y"])
-    except Exception as error:  # a broken file can raise anything
+        held = matlab.load(tree.read(name), what)
+    except ValueError as error:
         raise DataError(f"{what}: not a whole MATLAB file ({error})") from error
     if "X" not in held or "y" not in held:
         raise DataError(f"{what}: there is no X and y in it")

@@ -2,7 +2,6 @@
 
 import io
 import math
-import struct
 import zlib
 from typing import BinaryIO
 
@@ -12,7 +11,6 @@ ROOM = 256 << 20  # bytes that anything may have
 RATIO = 100  # of what is unpacked to what is packed: images do not shrink further
 MAX_FILES = 1 << 22  # in an archive
 CHUNK = 1 << 20
-MAT_HEAD, MAT_COMPRESSED, MAT_MATRIX = 128, 15, 14
 
 
 def most(packed: int) -> int:
@@ -77,34 +75,3 @@ def check_npy(data: bytes) -> None:
     promised = math.prod(shape) * kind.itemsize  # of objects: of their addresses, which np.load refuses
     if min(shape, default=0) < 0 or (promised > len(data) and not kind.hasobject):
         raise ValueError(f"{len(data):,} bytes for an array {list(shape)}")
-
-
-def check_mat(data: bytes, what: str) -> None:
-    """Every length that a MATLAB file states fits in it, and what is packed in it does not become too much."""
-    order = ">" if data[126:128] == b"MI" else "<"
-    at = MAT_HEAD
-    while at + 8 <= len(data):
-        kind, size = struct.unpack(f"{order}II", data[at : at + 8])
-        if at + 8 + size > len(data):
-            raise DataError(f"{what}: it promises {size:,} bytes and has {len(data) - at - 8:,}")
-        if kind == MAT_COMPRESSED:
-            inner = unzipped(data[at + 8 : at + 8 + size], what, 15)
-            _check_parts(inner, order, what)
-        elif kind == MAT_MATRIX:
-            _check_parts(data[at : at + 8 + size], order, what)
-        at += 8 + size
-
-
-def _check_parts(data: bytes, order: str, what: str) -> None:
-    """Of one matrix: its flags, dimensions, name and numbers."""
-    if len(data) < 8 or struct.unpack(f"{order}I", data[4:8])[0] > len(data) - 8:
-        raise DataError(f"{what}: a matrix in it promises more than is there")
-    at = 8
-    while at + 8 <= len(data):
-        kind, size = struct.unpack(f"{order}II", data[at : at + 8])
-        if kind >> 16:  # a small one: its bytes stand in the tag
-            at += 8
-            continue
-        if at + 8 + size > len(data):
-            raise DataError(f"{what}: a matrix in it promises {size:,} bytes and has {len(data) - at - 8:,}")
-        at += 8 + size + -size % 8
