@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 
 import codecl
 from codecl import exchange
-from codecl.errors import ConfigError, RunFailed
+from codecl.errors import ConfigError, DataError, RunFailed
 from codecl.runs import checkpoint
 from codecl.runs.checkpoint import CheckpointConfig
+from codecl.runs.next_task import read_past
 from tests.conftest import ROOT
 from tests.faults.victim import run
 from tests.problems import CPU, config
@@ -281,18 +282,34 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(whole, tmp_pat
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.warns(UserWarning, match=r"no checkpoint could be written \(No space left on device\); the run"):
         ours = run(tmp_path)
-    same(numbers(ours.folder), whole["codec"])
+    metrics, events, *model = numbers(ours.folder)
+    said = [event for event in events if event["kind"] == "unwritten"]
+    assert [(event["what"], event["why"]) for event in said] == [("checkpoint", "No space left on device")]
+    same((metrics, [event for event in events if event not in said], *model), whole["codec"])
+    with pytest.raises(DataError, match="holds no checkpoint to go on from"):
+        read_past(ours.folder)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_ends_it_in_one_line(tmp_path):
-    def fill(event):
-        if event.kind == "epoch":
-            (events,) = (fd for fd in os.listdir("/proc/self/fd") if _opened(fd).endswith("events.jsonl"))
-            os.dup2(os.open("/dev/full", os.O_WRONLY), int(events))
+def test_a_full_disk_ends_it_in_one_line_and_the_next_call_goes_on(whole, tmp_path):
+    seen = []
 
-    with pytest.raises(RunFailed, match=r"events.jsonl cannot be written \(No space left on device\)"):
+    def fill(event):
+        seen.append(event.kind)
+        if seen.count("eval") == 1 and event.kind == "epoch":
+            for events in [fd for fd in os.listdir("/proc/self/fd") if _opened(fd).endswith("events.jsonl")]:
+                os.dup2(os.open("/dev/full", os.O_WRONLY), int(events))
+
+    with (
+        pytest.warns(UserWarning, match=r"events.jsonl cannot be written \(No space left on device\); the run goes on"),
+        pytest.raises(RunFailed, match=r"trained to the end, but the events could not be written \(No space left"),
+    ):
         run(tmp_path, on_event=fill)
+    assert seen.count("eval") > 1, "it went on"
+    again = []
+    ours = run(tmp_path, on_event=lambda event: again.append(event.kind))
+    assert 0 < again.count("epoch") < seen.count("epoch"), "from the last checkpoint"
+    same(numbers(ours.folder), whole["codec"])
 
 
 def _opened(fd):

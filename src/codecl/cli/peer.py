@@ -1,12 +1,13 @@
 """`codecl peer`: a fleet of agents, each on a machine of its own."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
-from codecl.errors import ConfigError, RunFailed
+from codecl.cli.common import AllowCode, Out, PresetName, Settings, app, console_for, group
+from codecl.errors import ConfigError, RunFailed, printable
 
 if TYPE_CHECKING:
     from codecl.peers.authority import Authority
@@ -50,6 +51,7 @@ def init(
     from rich.text import Text
 
     from codecl.peers import fleet
+    from codecl.runs import code
 
     given = _addresses(at or [], hosts)
     if given and agents is None:
@@ -68,6 +70,8 @@ def init(
     typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
     for file in fleet.own_files(config):
         typer.echo(f"{file} is code of your own: copy it too, and start each agent in the folder where {file} is found")
+    if code.named(config):
+        typer.echo("its agents run code of your own: start them with `codecl agent --allow-code …`")
     typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
 
 
@@ -97,10 +101,13 @@ def local(
         codes = fleets.run(config, _peers(deadline, silence), out, again, show)
     folder = folder_of(config, out)
     console.print(f"recorded in {folder}", style="dim", highlight=False, soft_wrap=True)
-    for agent, code in enumerate(codes):
-        if code not in (0, DEGRADED):
-            raise RunFailed(f"agent {agent} failed (exit code {code}); see {folder}/agent-{agent}.log")
-    if DEGRADED in codes:
+    lost = {agent: code for agent, code in enumerate(codes) if code not in (0, DEGRADED)}
+    for agent, code in lost.items():
+        line = f"agent {agent} was lost ({fleets.ending(code)}); see {folder}/agent-{agent}.log"
+        if len(lost) == len(codes):
+            raise RunFailed(line)
+        print(f"codecl: {line}", file=sys.stderr)
+    if lost or DEGRADED in codes:
         raise typer.Exit(DEGRADED)
 
 
@@ -109,11 +116,12 @@ def learn(
     folder: Annotated[Path, typer.Argument(metavar="FLEET", help="The fleet's folder, or that of one agent.")],
     task: Annotated[str, typer.Option(help="A data set's name, a stream as in data.stream, or next: of its own.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where its runs are. Default: as agent.yaml says.")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Give a fleet its next task, which needs no old data: agents at work go on with it, others when started again."""
     from codecl.peers import next_task
 
-    added = next_task.learn(folder, task, out)
+    added = next_task.learn(folder, task, out, allow_code)
     typer.echo(f"fleet {added.fleet.name} has {added.tasks} tasks; next: {task}")
     for path in added.written:
         typer.echo(f"{'wrote' if added.at_work else 'changed'} {path}")
@@ -200,7 +208,7 @@ def gather(
 
     runs = gather_runs(places, out)
     for run, agents in runs.items():
-        typer.echo(f"{run}: agents {', '.join(map(str, agents))}")
+        typer.echo(printable(f"{run}: agents {', '.join(map(str, agents))}"))
     formats.show(results(finished(list(runs))), console_for(False))
 
 
@@ -209,6 +217,7 @@ def agent(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An agent.yaml of `codecl peer init`.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where run folders go. Default: as the file says.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Take part in a fleet as one of its agents: find the neighbours, train with them, survive their loss."""
     import logging
@@ -216,7 +225,7 @@ def agent(
     from codecl.peers import agent as peer
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    for metrics, folder in peer.take_part_on(file, out, again):
+    for metrics, folder in peer.take_part_on(file, out, again, allow_code):
         score = "-" if metrics.acc is None else format(metrics.acc, ".2f" if metrics.in_percent else ".4g")
         typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {score}, {folder}")
     if metrics.status == "degraded":

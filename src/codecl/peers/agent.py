@@ -54,13 +54,15 @@ def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
     return run_folder_of(config, out) / f"agent-{agent}"
 
 
-def take_part_on(path: Path, out: Path | None = None, again: bool = False) -> Iterator[Taken]:
+def take_part_on(path: Path, out: Path | None = None, again: bool = False, allow_code: bool = False) -> Iterator[Taken]:
     """As the agent that an agent.yaml describes: its run, and one more for each next task that it was given
-    meanwhile."""
+    meanwhile. `allow_code`: run the code that the fleet's config names."""
     member = fleet.read(path)
+    next_task.check_code(member.fleet, path, allow_code)
     yield take_part(member, out, again)
     while next_task.take_next(member):
         member = fleet.read(path)
+        next_task.check_code(member.fleet, path, allow_code)
         yield take_part(member, out)
 
 
@@ -230,7 +232,7 @@ class PeerRun:
         point = self.node.rejoin(self._rounds)
         self._notes()
         if self.history.ids != before:
-            self.history.save(self.writer.folder / COMMITS)
+            self.writer.attempt("commits", partial(self.history.save, self.writer.folder / COMMITS))
             state = self._state()
             if state.kept and self._ends(self.history.ids) != self._ends(before):
                 self.writer.state = state
@@ -287,7 +289,7 @@ class PeerRun:
         else:
             self.writer.event(event)
         if isinstance(event, events.Flooded | events.DirectionsChosen):
-            self.history.save(self.writer.folder / COMMITS)
+            self.writer.attempt("commits", partial(self.history.save, self.writer.folder / COMMITS))
 
     def _notes(self) -> None:
         for note in self.node.journal.take_notes():

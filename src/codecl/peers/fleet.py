@@ -20,8 +20,8 @@ from codecl.peers import certificates
 from codecl.peers.certificates import Certificate, Identity, Key, holder, ip_of, issued, name_of
 from codecl.peers.decisions import PeersConfig
 from codecl.peers.keyfiles import read_key, write_key
+from codecl.runs import code, yamlfile
 from codecl.runs import config as configs
-from codecl.runs import yamlfile
 from codecl.runs.config import RunConfig
 
 ANEW = "make the fleet anew with `codecl peer init`"
@@ -170,8 +170,8 @@ def check_offered(config: RunConfig) -> None:
 
 def own_files(config: RunConfig) -> list[str]:
     """Files of the user's own code that the config names, and every agent needs."""
-    named = (config.model.name, config.method.name, config.topology.name, config.data.stream)
-    return list(dict.fromkeys(name.rpartition(":")[0] for name in named if name.rpartition(":")[0].endswith(".py")))
+    files = [name.rpartition(":")[0] for name in code.names(config)]
+    return [file for file in dict.fromkeys(files) if file.endswith(".py")]
 
 
 def init(

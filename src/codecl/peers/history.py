@@ -238,7 +238,7 @@ class History:
 
     def load(self, folder: Path, fleet: str, agents: int, check: Check) -> None:
         """Take up what was saved, checked like what arrives, as far as a state can be made from it."""
-        with suppress(OSError, SafetensorError, KeyError, ValueError, BadFrame):
+        with suppress(OSError, SafetensorError, KeyError, ValueError, TypeError, BadFrame):
             for number in count(1):
                 with safe_open(folder / f"{number}.safetensors", "pt") as file:
                     about = file.metadata()

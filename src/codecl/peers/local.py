@@ -36,7 +36,8 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     follower = Follower(folder, known=[RunFolder(folder, agents)])
     files = _files(config, rules, out / FILES / folder.relative_to(out), again)
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
+    options = ["--allow-code", *(["--again"] if again else [])]  # the user's own command names what there is
+    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *options]
     with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):
             running = [path for process, path in zip(processes, agents, strict=True) if process.poll() is None]
@@ -47,6 +48,11 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     if not any((path / "metrics.json").is_file() for path in agents):
         raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
     return [process.returncode for process in processes]
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:

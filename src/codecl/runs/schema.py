@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codecl.data.catalogue import Verdict
-from codecl.train.events import LinkBytes, RunStarted, Status
+from codecl.train.events import MAX_AGENTS, MAX_TASKS, LinkBytes, RunStarted, Status
 
 SCHEMA = 2
 PERCENT = ("accuracy", "label-accuracy")  # scores that are in percent
@@ -61,10 +61,10 @@ class Labels(_Part):
 
     benchmark: str  # the preset's name
     method: str
-    agents: int
+    agents: int = Field(ge=1, le=MAX_AGENTS)
     topology: str
     seed: int
-    tasks: int
+    tasks: int = Field(ge=0, le=MAX_TASKS)
     each_task_alone: bool = False  # scored right after each task, as `stl` is: an upper bound, not continual learning
     exchange: str | None = None
     agent: int | None = None  # of a peer

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from codecl.data.catalogue import Verdict
 
 Status = Literal["complete", "degraded", "partial"]
+MAX_AGENTS, MAX_TASKS = 4096, 1 << 16  # of a run
 Live = Field(None, exclude=True, repr=False)
 
 
@@ -23,9 +24,9 @@ class Event(BaseModel):
 
     kind: str  # what happened
     time: float | None = None  # seconds since 1970
-    task: int | None = None  # from 0
-    epoch: int | None = None  # of the task, from 0
-    step: int | None = None  # from the task's start
+    task: int | None = Field(None, ge=0, lt=MAX_TASKS)  # from 0
+    epoch: int | None = Field(None, ge=0)  # of the task, from 0
+    step: int | None = Field(None, ge=0)  # from the task's start
 
     def record(self) -> dict[str, Any]:
         """For `events.jsonl`: plain values; what does not apply is left out."""
@@ -41,7 +42,7 @@ class Event(BaseModel):
 class InTask(Event):
     """It happened inside a task, or at its end."""
 
-    task: int
+    task: int = Field(ge=0, lt=MAX_TASKS)
 
 
 class Sent(InTask):
@@ -55,10 +56,10 @@ class RunStarted(Event):
     kind: Literal["run"] = "run"
     benchmark: str  # the preset's name
     method: str  # by its name
-    agents: int  # how many
+    agents: int = Field(ge=1, le=MAX_AGENTS)  # how many
     topology: str  # by its name
     seed: int  # of everything random
-    tasks: int  # how many
+    tasks: int = Field(ge=0, le=MAX_TASKS)  # how many
     each_task_alone: bool = False  # scored right after each task, as `stl` is
     edges: Sequence[tuple[int, int]]  # (sender, hearer)
     contraction: float  # √ρ: what one round leaves of any disagreement, at most
@@ -206,6 +207,14 @@ class LinksClosed(Event):
     missed: int  # messages that did not come in time
 
 
+class NotWritten(Event):
+    """Something could not be written for the first time, on a full disk for example; the run goes on without it."""
+
+    kind: Literal["unwritten"] = "unwritten"
+    what: str  # events, a checkpoint, the model, metrics, commits
+    why: str  # in the system's words
+
+
 class RunEnded(Event):
     kind: Literal["end"] = "end"
     status: Status  # complete; degraded: somebody missed something; partial: stopped
@@ -222,6 +231,7 @@ Recorded = (
     | Evaluated
     | MemberChanged
     | LinksClosed
+    | NotWritten
     | RunEnded
 )
 EVENT: TypeAdapter[Recorded] = TypeAdapter(Annotated[Recorded, Field(discriminator="kind")])
