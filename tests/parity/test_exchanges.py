@@ -59,7 +59,7 @@ def ranks(request, tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-@pytest.fixture(scope="module", params=sizes(4, 5, long=[8]), ids="{} peers".format)
+@pytest.fixture(scope="module", params=sizes(4, long=[5, 8]), ids="{} peers".format)
 def peers(request, tmp_path_factory):
     """What each peer wrote down, by case."""
     pytest.importorskip("grpc")

@@ -99,7 +99,7 @@ def _slow_mixing(setup: Setup) -> Iterator[str]:
 
 def _pulled_apart(setup: Setup) -> Iterator[str]:
     """Agents whose data differ much, on a graph that brings them together slowly."""
-    gap = 1 - setup.topology.contraction
+    gap = 1 - setup.gossip.contraction
     if setup.topology.agents == 1 or gap >= SMALL_GAP or setup.train.correction != "none":
         return
     data = _skewed(setup, GRAPHS_SUFFER)
@@ -141,13 +141,12 @@ def _large_steps(setup: Setup) -> Iterator[str]:
 def _batch_norms(setup: Setup) -> Iterator[str]:
     if setup.topology.agents == 1 or not any(isinstance(layer, _BatchNorm) for layer in setup.module.modules()):
         return
-    data = _skewed(setup, NORMS_SUFFER)
+    data = _skewed(setup, NORMS_SUFFER) if setup.train.norm_statistics != "gossip" else None
     if data is not None:
         yield (
             f"norms: an agent's images of task {data.name!r} are of {classes_seen(data):.1f} classes on average, of"
             f" {data.classes}: batch norms measure other statistics there than on all of them, and accuracy"
-            " suffers; use group norms (model.norm=group for alexnet and resnet18, nn.GroupNorm in a module of your"
-            " own), or a more even data.partition"
+            " suffers; use group norms (train.norm_statistics=group for any model), or a more even data.partition"
         )
 
 

@@ -28,6 +28,7 @@ from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
 from codecl.runs.pretrained import put_weights
 from codecl.seeding import derive, spawn
+from codecl.space import norms
 from codecl.space.layout import Parameters
 from codecl.space.plain import in_plain_operations
 from codecl.space.roles import matching, parameter_roles
@@ -170,7 +171,7 @@ def build_setup(
         module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
     check_correction(config, topology)
-    module = working_copy(module, config.fixed)
+    module = working_copy(module, config)
     if config.init and not past:
         put_weights(module, config.init)
     module = module.to(device, dtype)
@@ -295,21 +296,22 @@ def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: P
             )
 
 
-def working_copy(module: nn.Module, fixed: Sequence[str] = ()) -> nn.Module:
+def working_copy(module: nn.Module, config: RunConfig) -> nn.Module:
     """The copy that trains: without running statistics, its weights seen where they multiply, the `fixed` ones told
     not to train. Law: of itself, it is the same."""
-    ours = in_plain_operations(without_weight_norms(stateless_copy(module)))
-    for name in matching(ours, "fixed", fixed):
+    ours = in_plain_operations(without_weight_norms(stateless_copy(module, config)))
+    for name in matching(ours, "fixed", config.fixed):
         ours.get_parameter(name).requires_grad = False
     return ours
 
 
-def stateless_copy(module: nn.Module) -> nn.Module:
+def stateless_copy(module: nn.Module, config: RunConfig) -> nn.Module:
     """A copy of what a user's module is inside its wrappers, whose norms keep no running statistics."""
     try:
-        return without_running_statistics(copied(unwrapped(module)))
+        ours = without_running_statistics(copied(unwrapped(module)))
     except RuntimeError as error:
         raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
+    return norms.with_group_norms(ours) if config.train.norm_statistics == "group" else ours
 
 
 def device_of(name: str) -> torch.device:

@@ -88,7 +88,7 @@ def _task_model(path: Path, config: RunConfig, model: nn.Module, task: int) -> n
         shared, kept = load_file(body), read_kept(own)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: the weights of task {task + 1} cannot be read ({reason(error)})") from error
-    module = (_own_copy(model) if kept.statistics else stateless_copy(model)).to(getattr(torch, config.dtype))
+    module = (_own_copy(model) if kept.statistics else stateless_copy(model, config)).to(getattr(torch, config.dtype))
     normed = weight_norms(module)
     known = {**dict(module.named_parameters()), **{name: weight.v for name, weight in normed.items()}}
     for name, value in {**shared, **kept.parameters}.items():

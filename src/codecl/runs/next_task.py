@@ -64,7 +64,7 @@ def module_of(past: Past, module: nn.Module | None, allowed: Collection[str]) ->
     else:
         code.check_model(config, name, False, allowed)
         module = recorded_model(past.folder, config)
-    module = working_copy(module, config.fixed).to(getattr(torch, config.dtype))
+    module = working_copy(module, config).to(getattr(torch, config.dtype))
     recorded = read_structure(past.folder)
     if not recorded:
         raise DataError(f"{name}: was recorded by an older codecl, which kept no head for a next task")
