@@ -99,7 +99,7 @@ class LocalFleet:
         log = self._logs.enter_context((self.folder / f"{agent}.log").open("a"))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        args = [*self.command, str(self.files[agent]), "--out", str(self.folder / "runs")]
+        args = [*self.command, str(self.files[agent]), "--out", str(self.folder / "runs"), "--allow-code"]
         self.processes[agent] = subprocess.Popen(args, env=env, stdout=log, stderr=log, cwd=self.folder)
 
     def signal(self, agent: int, number: int) -> None:

@@ -162,14 +162,14 @@ def test_load_of_a_users_model_file_notices_other_code(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(text)
     fields = {"model": {"name": "net.py:net"}, "train": {"epochs": 1, "batch_size": 100}, "agents": 2}
     result = api.run(resolve(preset("quickstart"), fields), out=tmp_path / "runs")
-    assert codecl.load(result.folder, 1)[1].out_features == 10
+    assert codecl.load(result.folder, 1, allow_code=True)[1].out_features == 10
     (tmp_path / "net.py").write_text(text + "# edited\n")
     _module_of_file.cache_clear()
     with pytest.raises(ConfigError, match=r"net.py:net has changed since; pass the model"):
-        codecl.load(result.folder, 1)
+        codecl.load(result.folder, 1, allow_code=True)
     monkeypatch.chdir(tmp_path.parent)
     with pytest.raises(ConfigError, match=r"no such file; or pass the model"):
-        codecl.load(result.folder, 1)
+        codecl.load(result.folder, 1, allow_code=True)
 
 
 def test_load_says_what_is_missing(tmp_path):

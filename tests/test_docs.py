@@ -13,6 +13,7 @@ from codecl.report.configurations import finished
 from codecl.report.formats import PLAIN
 from codecl.report.frontier import choices, sheet
 from codecl.report.tables import results
+from codecl.runs.reader import read_config
 from tests.conftest import ROOT
 
 EXTEND = (ROOT / "docs" / "extend.md").read_text()
@@ -111,6 +112,18 @@ def test_results_in_documents_are_those_of_the_recorded_runs():
             scores = [run.metrics.acc for run in runs if run.folder.parent.name == f"{preset}-codec-ring{agents}"]
             assert len(scores) == 3
             assert cell.strip() == f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+
+
+def test_results_with_uneven_data_are_those_of_the_recorded_runs():
+    page = (ROOT / "benchmarks" / "uneven.md").read_text()
+    runs = finished([ROOT / "benchmarks" / "uneven" / "test"])
+    rows = {(read_config(run.folder).data.partition, run.metrics.agents) for run in runs}
+    assert len(rows) == 6
+    for partition, agents in rows:
+        here = [r for r in runs if (read_config(r.folder).data.partition, r.metrics.agents) == (partition, agents)]
+        scores = [run.metrics.acc for run in here]
+        line = re.search(rf"^\| `{re.escape(partition)}` \| {agents} \| {len(here)} \|.*$", page, re.M)[0]
+        assert f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}" in line
 
 
 def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing():

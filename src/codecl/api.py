@@ -19,7 +19,7 @@ from codecl.exchange.topology import Graph, from_graph
 from codecl.methods import Method
 from codecl.plan.hazards import hazards
 from codecl.report.progress import showing
-from codecl.runs import growing, next_task, own, reader, resume
+from codecl.runs import code, growing, next_task, own, reader, resume
 from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
 from codecl.runs.model import load
@@ -48,7 +48,8 @@ class Result(NamedTuple):
         """The trained module with the head of this task (from 0; -1: the last), ready for inference; None: one for
         images of any task, which finds it itself."""
         tasks = len(self.metrics["accuracy_matrix"])
-        return load(self.folder, None if task is None else range(tasks)[task], self.module)
+        number = None if task is None else range(tasks)[task]
+        return load(self.folder, number, self.module, allow_code=True)  # what it names has run already
 
 
 def fit(
@@ -68,6 +69,7 @@ def fit(
     progress: bool = True,
     loss: str | own.Function | None = None,
     score: str | own.Function | None = None,
+    allow_code: bool = False,
     **settings: Any,
 ) -> Result:
     """Train `model` on `tasks`, one after another, by agents that gossip with their neighbours.
@@ -82,8 +84,8 @@ def fit(
 
     `after`: a finished run with the same settings; these tasks are trained after its own, as if all had been there from
     the start. Of `model` only the structure is used then. Its own tasks may stand in front, to be tested again. For
-    tasks that arrive one by one see `codecl.Learner`. `mu`: measure how much of the gradient the free space keeps
-    (docs/theory.md).
+    tasks that arrive one by one see `codecl.Learner`. `allow_code`: run the code that its config names (docs/trust.md).
+    `mu`: measure how much of the gradient the free space keeps (docs/theory.md).
 
     `on_event` is called with each event (docs/events.md). `progress` is shown on a terminal and in a notebook; False
     turns it off."""
@@ -102,6 +104,7 @@ def fit(
         return run(config, tasks=tasks, **job)
     after = after.folder if isinstance(after, Result) else Path(after)
     old = reader.read_config(after)
+    code.check(old, after, allow_code, code.names(config))
     learned = (old.data.digest or "").split()
     known = len(learned) if digests[: len(learned)] == learned else 0  # of these tasks
     if not known and {*learned} & {*digests}:
@@ -198,7 +201,8 @@ def train_in(job: Job, ranks: Ranks) -> Result:
             raise ConfigError(
                 f"{past.name}: its {len(past.tasks)} tasks should come first, and at least one more after them"
             )
-        module, old = next_task.module_of(past, module), next_task.past_tasks(past, config, job.tests, ranks.device)
+        module = next_task.module_of(past, module, code.names(config))
+        old = next_task.past_tasks(past, config, job.tests, ranks.device)
     data = task_data(config, job.tasks, ranks.device, first=len(old))
     with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
         setup, state = build_setup(config, data, ranks.device, module, ranks.exchange, past=old)

@@ -1,13 +1,20 @@
-"""Files that nobody ever sees half written, a lock on a folder, and the user's cache folder."""
+"""Files that nobody ever sees half written, or that promise more than they should; a lock on a folder, and the user's
+cache folder."""
 
+import json
 import os
+import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, printable
 
 UNFINISHED = ".part"  # ends the name of a file that is being written
+MAX_JSON = 64 << 20  # bytes of a file
+MAX_DIGITS = 19  # of a whole number in one
 
 
 @contextmanager
@@ -29,6 +36,86 @@ def write_text(path: Path, text: str) -> None:
     """All or nothing."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """All of a plain file; ValueError for one of more than `limit` bytes, OSError for what is no file."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, a device has no end
+        raise OSError(f"{path.name} is not a plain file")
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path.name} has more than {limit:,} bytes")
+    return data
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> Any:
+    """What a JSON file holds; ValueError says what is wrong with it."""
+    return parse_json(read_bytes(path, limit))
+
+
+def parse_json(data: bytes) -> Any:
+    """Law: whole numbers are no longer than a machine's."""
+    try:
+        return json.loads(data, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError("a number in it is too long")
+    return int(digits)
+
+
+def shown(value: Any) -> Any:
+    """Values of a JSON or YAML file with every text as it may be shown: without control characters."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    if isinstance(value, dict):
+        return {shown(key): shown(item) for key, item in value.items()}
+    return value
+
+
+class RecordFile:
+    """A file of lines that grows. Law: it holds whole lines, whatever fails; a line that could not be written is
+    written with the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        self.length = os.lseek(self._handle, 0, os.SEEK_END)
+        self._waiting = b""
+
+    def add(self, line: str) -> None:
+        self._waiting += line.encode()
+        try:
+            at = self.length
+            while at < self.length + len(self._waiting):
+                at += os.pwrite(self._handle, self._waiting[at - self.length :], at)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._handle, self.length)
+            raise
+        self.length, self._waiting = at, b""
+
+    def sync(self) -> None:
+        """All lines are on the disk; OSError where they are not."""
+        self.add("")
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.add("")
+        with suppress(OSError):
+            os.close(self._handle)
+
+
+def why_not(error: Exception) -> str:
+    """Why something could not be written, in the system's words."""
+    code = re.search(r"(?:code: |os error )(\d+)", str(error))  # of safetensors
+    return getattr(error, "strerror", None) or (os.strerror(int(code[1])) if code else str(error))
 
 
 def lock(folder: Path) -> int | None:

@@ -13,7 +13,7 @@ from codecl.exchange.cluster.ranks import joined
 from codecl.exchange.topology import Graph
 from codecl.methods import Method
 from codecl.registry import near
-from codecl.runs import growing, next_task, own, reader
+from codecl.runs import code, growing, next_task, own, reader
 from codecl.runs.build import device_of
 from codecl.runs.config import RunConfig
 from codecl.runs.growing import Standing
@@ -59,6 +59,7 @@ class Learner:
         **settings: Any,
     ) -> None:
         """The keywords are those of `fit`. Made again with the same ones, a learner goes on where it was."""
+        self._allow_code = False
         model, settings = unwrapped(model), own.with_functions(settings, loss=loss, score=score)
         start = own_config(model, agents, topology, method, settings)
         self._take(folder_of(start, Path(out)), start, model, Options(device, exchange, mu, on_event, progress))
@@ -74,12 +75,14 @@ class Learner:
         mu: bool = False,
         on_event: OnEvent | None = None,
         progress: bool = True,
+        allow_code: bool = False,
     ) -> "Learner":
         """The learner of this folder. `model`: a module of the same structure, where it was made with one of your own;
-        its weights come from the folder.
+        its weights come from the folder. `allow_code`: run the code that the folder's config names.
 
         A folder of `codecl.fit` or `codecl run` stays as it is: the learner goes on in a new one beside it."""
         learner, path = cls.__new__(cls), Path(folder)
+        learner._allow_code = allow_code
         model = None if model is None else unwrapped(model)
         learner._take(path, None, model, Options(device, exchange, mu, on_event, progress))
         now = learner._now()
@@ -88,7 +91,8 @@ class Learner:
                 f"{path}: its first task is not finished; go on with codecl.Learner(model, …) and that task"
             )
         past = path / reader.BEFORE if now.begun else path
-        next_task.module_of(next_task.read_past(past), model)  # what does not fit is refused now
+        allowed = code.names(now.config)
+        next_task.module_of(next_task.read_past(past), model, allowed)  # what does not fit is refused now
         return learner
 
     def _take(self, folder: Path, start: RunConfig | None, model: nn.Module | None, options: Options) -> None:
@@ -99,7 +103,9 @@ class Learner:
                 ranks.broadcast(lambda: growing.tidy(folder))
 
     def _now(self) -> Standing:
-        return growing.standing(self.folder, self._start)
+        now = growing.standing(self.folder, self._start)
+        code.check(now.config, self.folder, self._allow_code, code.names(self._start) if self._start else ())
+        return now
 
     @property
     def tasks(self) -> list[str]:
@@ -114,7 +120,9 @@ class Learner:
     def model(self, task: int | None = -1) -> nn.Module:
         """The trained module with the head of this task (from 0; -1: the last), ready for inference; None: one for
         images of any task, which finds it itself."""
-        return load(self.folder, None if task is None else range(len(self.tasks))[task], self.module)
+        learned = len(self.tasks)  # which refuses code that is not allowed
+        number = None if task is None else range(learned)[task]
+        return load(self.folder, number, self.module, allow_code=True)
 
     def learn(self, task: Task, *, test_again: TestAgain = (), again: bool = False) -> Result:
         """Train this task after those before it, and score all whose test data is here.

@@ -18,9 +18,14 @@ def lookup(what: str, table: Mapping[str, Any], name: str) -> Any:
     """The entry of `table` with this name, or the user's own object that the name points at."""
     if name in table:
         return table[name]
-    if ":" in name:
+    if is_code(table, name):
         return _own(what, name)
     raise ConfigError(f"{what}: {name!r} is unknown{near(name, table)}; there are {', '.join(table)}")
+
+
+def is_code(table: Mapping[str, Any], name: str) -> bool:
+    """Whether a name stands for code of a user's own, which `lookup` would import."""
+    return name not in table and ":" in name
 
 
 def near(name: str, known: Mapping[str, Any]) -> str:
@@ -61,7 +66,7 @@ def _module_of_file(path: Path) -> Any:
 
 def source_digest(what: str, table: Mapping[str, Any], name: str) -> str | None:
     """A digest of the code behind a user's own name: a run of other code is another run. None for our own names."""
-    if name in table or ":" not in name:
+    if not is_code(table, name):
         return None
     thing, where = _own(what, name), name.rpartition(":")[0]
     if where.endswith(".py"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from codecl.report.figures import numbers
+from codecl.report.figures import Heat, numbers
 from codecl.report.page import render
 from tests.browser import pages
 
@@ -258,6 +258,28 @@ def test_the_page_works_where_nothing_can_be_remembered(open_page, html):
         page.locator("#theme").click()
         assert colours(page)[0] == BACK["dark"]
         chart(page, "acc")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_who_holds_what_is_shown_a_task_at_a_time_with_its_numbers(open_page, scheme):
+    values = [[[12, 0, 3], [0, 7, 40]], [[5, 5, None], [1, 9, 0]]]
+    about = ("Who holds what", "Images.", "class", "agent", list("abc"), list("01"))
+    maps = {
+        name: Heat("held", *about, rows, "images") for name, rows in zip(("1: apples", "2: pears"), values, strict=True)
+    }
+    page_ = pages.page()._replace(sections=[pages.Section("held", "Who holds which classes", maps, "task")])
+    with open_page(render(page_), scheme=scheme) as page:
+        cells = chart(page, "held").locator("text[fill='#fff'], text[fill='#111']")
+        assert cells.all_text_contents() == ["12", "0", "3", "0", "7", "40"]
+        assert page.locator("#figure-held .chooser span").inner_text() == "task"
+        page.locator("#figure-held select").select_option(label="2: pears")
+        assert cells.all_text_contents() == ["5", "5", "1", "9", "0"]
+        page.locator("#figure-held summary").click()
+        page.locator("#figure-held tbody tr").first.wait_for()
+        rows = [row.inner_text().split() for row in page.locator("#figure-held tbody tr").all()]
+        assert rows == [["0", "5", "5"], ["1", "1", "9", "0"]]
+        shown = hover(page, "held", [1, 1])
+        assert [text for text in ("9 images", "agent", "class", "b") if text not in shown] == []
 
 
 PAINTED = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#1b1f24")

@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
 import signal
 import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from codecl.peers.decisions import PeersConfig
 from codecl.report.configurations import gather
 from codecl.report.page import sections
 from codecl.runs.config import preset, resolve
+from codecl.runs.reader import as_fleets, find_runs, read_run
+from codecl.train.events import TaskOpened
 from tests.conftest import ROOT
 from tests.fleets import LocalFleet
 from tests.launching import codecl, running, wait_for
@@ -41,7 +46,8 @@ def test_a_local_fleet_runs_and_says_how_it_went(local):
         assert f"agent {agent}: complete · task 2/2 · loss " in done.stdout
     (seed,) = (folder / "runs").glob("*/seed-0")
     names = sorted(path.name for path in seed.iterdir() if path.is_dir())
-    assert names == ["agent-0", "agent-1", "agent-2", "agent-files"]
+    assert names == ["agent-0", "agent-1", "agent-2"]
+    assert len(list((folder / "runs" / ".fleets").glob("*/seed-0/agent-?/key.pem"))) == 3
     for path in sorted(seed.glob("agent-?")):
         found = json.loads((path / "metrics.json").read_text())
         assert (found["status"], found["missed"], found["exchange"]) == ("complete", 0, "peers")
@@ -163,6 +169,11 @@ def test_agents_train_on_data_of_their_own(tmp_path):
         assert set(running.finished(120).values()) == {0}, running.log(0)
         scores = [running.metrics(agent)["acc"] for agent in range(2)]
     assert min(scores) > 80
+    (fleet,) = as_fleets([read_run(folder) for folder in find_runs([tmp_path])])
+    counts = [event.class_counts for event in fleet.of(TaskOpened)]
+    assert counts == [{"0": [20, 20], "1": [20, 20]}, {"2": [20, 20], "3": [20, 20]}], (
+        "each recorded its own, the fleet shows all"
+    )
 
 
 def test_growing_from_a_few_images_is_refused(tmp_path):
@@ -198,3 +209,32 @@ def test_the_page_says_how_a_fleet_is_made(tmp_path):
     assert made == ["agent.yaml", "certificate.pem", "fleet.yaml", "key.pem"]
     for state in ("connected", "lost", "back", "dead", "alive", "linked", "joined", "gone", "discarded"):
         assert state in page
+
+
+def agents_of(fleet_folder):
+    """Process numbers of the agents of a local fleet, by agent."""
+    out = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            files = [word for word in words if word.endswith("agent.yaml") and str(fleet_folder) in word]
+            if files and "agent" in words:
+                out[int(Path(files[0]).parent.name.removeprefix("agent-"))] = int(path.parent.name)
+    return out
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+def test_a_local_fleet_whose_member_is_killed_is_degraded_not_failed(tmp_path):
+    out = tmp_path / "runs"
+    more = ["--set", "train.epochs=6", "--set", "data.tasks=2", "--agents", "3", "--silence", "2", "--deadline", "1"]
+    with running("peer", "local", "quickstart", *more, "--out", out, cwd=tmp_path, output=subprocess.PIPE) as process:
+        records = lambda: [path.read_text() for path in out.glob("*/seed-0/agent-1/events.jsonl")]  # noqa: E731
+        wait_for(lambda: any('"kind": "epoch"' in record for record in records()), process)
+        os.kill(agents_of(out)[1], signal.SIGKILL)
+        _, said = process.communicate(timeout=150)
+    assert process.returncode == 4, said
+    assert "agent 1 was lost (killed by signal 9); see" in said
+    assert "Traceback" not in said
+    statuses = [json.loads(path.read_text())["status"] for path in sorted(out.glob("*/seed-0/agent-?/metrics.json"))]
+    assert statuses == ["degraded", "degraded"]

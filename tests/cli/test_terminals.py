@@ -49,7 +49,7 @@ def test_a_run(runs):
     assert any(line.startswith("codecl: mixing: ring takes 7 rounds") for line in shown)
 
 
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.long), 60])
 def test_tables(runs, columns):
     folder, _ = runs
     check(on_terminal(columns, "table", "runs", cwd=folder), columns, "codec", "ring", "seeds", "ACC", "cc", "kept")
@@ -60,7 +60,7 @@ def test_tables(runs, columns):
     check(one, columns, "ACC", "53.84", "47.78", "less", "cc_reference", "kept")
 
 
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.long), 60])
 def test_plans(runs, columns):
     folder, _ = runs
     plan = on_terminal(columns, "plan", "--method", "codec", *TINY, cwd=folder)
@@ -68,7 +68,7 @@ def test_plans(runs, columns):
     check(on_terminal(columns, "plan", *TINY, cwd=folder), columns, "links", "memory", "cc:")
 
 
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.long), 60])
 def test_watching(runs, columns):
     folder, _ = runs
     check(on_terminal(columns, "watch", "runs", "--once", cwd=folder), columns, "complete", "ACC", "task", "2/2")

@@ -202,7 +202,7 @@ def test_a_grid_reads_a_file_once_and_a_complete_run_reads_none(folder, tmp_path
     small(folder / "cifar100.safetensors", 800)
     reads, read = [], store.read_file
     monkeypatch.setattr(store, "read_file", lambda path: reads.append(path) or read(path))
-    settings = ["train.epochs=1", "train.batch_size=4", "growth.images=4"]
+    settings = ["train.epochs=1", "train.batch_size=20", "growth.images=4"]
     configs = list(grid("split-cifar100", "codec,dpsgd", "2", None, None, settings))
     options = RunOptions(tmp_path / "runs", "cpu", Ranks("simulated", CPU), quiet=True, console=console_for(True))
     for trained in (True, False):

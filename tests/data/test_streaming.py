@@ -55,6 +55,7 @@ def fit(out, make, test=None, on_event=None, **more):
         {"validation": 0.25, "drop_last": False},
         {"partition": "dirichlet(0.5)", "steps_per_epoch": 3, "held_out": 0.2},
         {"sampling": "replacement", "held_out": 0.2},
+        {"partition": "classes(2)", "sizes": "dirichlet(1)", "drop_last": False},
     ],
 )
 def test_streamed_items_are_those_of_memory(fields):
@@ -210,6 +211,9 @@ def test_labels_are_read_only_where_they_decide_who_has_what():
     with pytest.warns(ConfigWarning, match="training labels: all 48 items are read for them once"):
         skewed = data_of(task, loading="stream", partition="skew(1.0)")
     assert skewed.class_counts() == data_of(task, partition="skew(1.0)").class_counts()
+    unequal = data_of(task, loading="stream", sizes="dirichlet(1)")
+    assert unequal.class_counts() is None
+    assert unequal.images_of_agents() == data_of(task, sizes="dirichlet(1)").images_of_agents()
     assert data_of(task_of(Labelled()), loading="stream", partition="skew(1.0)").class_counts()  # and no warning
 
 

@@ -46,6 +46,37 @@ def test_who_holds_which_classes_is_known_where_they_are_dealt_unevenly():
     assert counts(task._replace(labels=("same", "same")), partition="dirichlet(9)").keys() == {"0", "1"}
     alone = {"local_path": "mine.safetensors", "steps_per_epoch": 3}
     assert counts(task, partition="skew(1.0)", **alone) is None, "an agent does not know others' images"
+    own = TaskData(0, task, TaskOptions(2, config=DataConfig(partition="skew(1.0)", sizes="dirichlet(1)", **alone)))
+    assert (own.own_class_counts(), own.images_of_agents()) == ({"0": 6, "1": 6}, None)
+
+
+def test_agents_with_unequal_numbers_of_images_take_as_many_steps():
+    """As many as they have on average; who has fewer sees them again, in another order."""
+    task, batch = numbered(240), 10
+    data = TaskData(0, task, TaskOptions(6, seed=1, config=DataConfig(sizes="dirichlet(1)")))
+    sizes = data.images_of_agents()
+    assert sum(sizes) == 240
+    assert min(sizes) < 30
+    assert max(sizes) > 60
+    assert {len(shard) for shard in data.partition} == {*sizes}
+    assert torch.tensor([*data.class_counts().values()]).sum(0).tolist() == sizes
+    (indices_SABK,) = data.indices(0, range(6), batch)
+    assert indices_SABK.shape == (data.steps(batch), 6, batch, 1) == (4, 6, 10, 1)
+    for agent, shard in enumerate(data.partition):
+        times = torch.bincount(indices_SABK[:, agent].flatten(), minlength=240)
+        assert times.sum() == times[shard].sum() == 40
+        assert times[shard].max() - times[shard].min() <= 1
+    assert max(len(data.sample(agent, 30)) for agent in range(6)) == 30
+    assert min(len(data.sample(agent, 30)) for agent in range(6)) == min(sizes)
+    with pytest.raises(ConfigError, match=r"batch_size: 50 is more than the 40 images that an agent has on average of"):
+        data.steps(50)
+
+
+def test_an_agent_that_would_hold_out_all_of_its_images_is_told():
+    with pytest.raises(
+        ConfigError, match=r"data.held_out: 0.97 leaves agent 0, which has 10 images of task 'numbers',"
+    ):
+        TaskData(0, numbered(20), TaskOptions(2, config=DataConfig(held_out=0.97)))
 
 
 @given(st.integers(4, 60), st.integers(1, 4), st.integers(1, 12), st.integers(0, 3))

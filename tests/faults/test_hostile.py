@@ -549,11 +549,16 @@ def test_a_neighbour_that_answers_with_garbage_is_dialled_again_and_not_often_lo
     caplog.set_level(logging.INFO, "codecl.peers")
     dialled = Counter()
 
+    identity = members[4].identity
+
     def answer(frames, context):
         dialled["times"] += 1
+        nonce = dict(context.invocation_metadata())[links.NONCE]
+        proof = certificates.sign(identity.key, links._claim(identity.fleet, ME, 4, nonce))
+        own = certificates.der(certificates.load(identity.certificate))
+        context.send_initial_metadata(((links.CERTIFICATE, own), (links.PROOF, proof)))
         yield b"garbage"
 
-    identity = members[4].identity
     server = grpc.server(ThreadPoolExecutor(2))
     handlers = {links.METHOD: grpc.stream_stream_rpc_method_handler(answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(links.SERVICE, handlers),))
@@ -596,9 +601,12 @@ class NoLinks:
     up, traffic = frozenset({HOSTILE}), {}
 
     def link_to(self, peer):
-        return SimpleNamespace(waiting=0, put=lambda data, may_drop=False: None)
+        return SimpleNamespace(waiting=0, has_room=lambda: True, put=lambda data, may_drop=False: None)
 
     def connect_only(self, peers):
+        pass
+
+    def close_untrusted(self):
         pass
 
     def close(self):

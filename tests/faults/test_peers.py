@@ -210,7 +210,7 @@ def check(name: str, topology: str, tasks: int, bits: int, tmp_path, tmp_path_fa
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [32, 4])
+@pytest.mark.parametrize("bits", [4, pytest.param(32, marks=pytest.mark.long)])
 def test_a_fleet_survives(bits, tmp_path, tmp_path_factory):
     """The other faults take minutes: `make long`."""
     check("killed", "ring", 2, bits, tmp_path, tmp_path_factory)

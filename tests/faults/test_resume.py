@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 
 import codecl
 from codecl import exchange
-from codecl.errors import ConfigError, RunFailed
+from codecl.errors import ConfigError, DataError, RunFailed
 from codecl.runs import checkpoint
 from codecl.runs.checkpoint import CheckpointConfig
+from codecl.runs.next_task import read_past
 from tests.conftest import ROOT
 from tests.faults.victim import run
 from tests.problems import CPU, config
@@ -104,6 +105,18 @@ def test_stopped_in_a_task_with_directions_of_its_own_it_ends_the_same(moment, l
     assert [event["task"] for event in whole_own[1] if event["kind"] == "directions"] == [1, 2]
 
 
+UNEQUAL = {"data": {"partition": "dirichlet(0.5)", "sizes": "dirichlet(0.5)"}, "growth": {"subspace_from": "all"}}
+
+
+def test_stopped_with_unequal_numbers_of_images_it_ends_the_same(tmp_path):
+    whole = numbers(run(tmp_path / "whole", **UNEQUAL).folder)
+    for moment in (8, 26):
+        stopped_at(moment, tmp_path / str(moment), **UNEQUAL)
+        same(numbers(run(tmp_path / str(moment), **UNEQUAL).folder), whole)
+    images = [event["images"] for event in whole[1] if event["kind"] == "task"]
+    assert all(max(of_task) > min(of_task) + 1 for of_task in images)
+
+
 def test_a_checkpoint_holds_the_directions_of_the_open_task(tmp_path):
     folder = stopped_at(33, tmp_path, every=1, **OWN)
     point = checkpoint.latest(folder / "checkpoint", CPU)
@@ -124,7 +137,8 @@ def test_stopped_again_and_again(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_moments(whole, tmp_path):
+@pytest.mark.parametrize("times", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_kills_at_random_moments(times, whole, tmp_path):
     """kill -9, each time followed by the same command."""
     moments = random.Random(3)
     kills = 0
@@ -135,14 +149,14 @@ def test_ten_kills_at_random_moments(whole, tmp_path):
         with process:
             assert process.stdout.readline() == "ready\n"
             try:
-                process.wait(timeout=moments.uniform(0.05, 0.35) if kills < 10 else 60)
+                process.wait(timeout=moments.uniform(0.05, 0.35) if kills < times else 60)
             except subprocess.TimeoutExpired:
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
                 continue
         assert process.returncode == 0
         break
-    assert kills == 10
+    assert kills == times
     (path,) = tmp_path.rglob("metrics.json")
     same(numbers(path.parent), whole["codec"])
 
@@ -269,18 +283,34 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(whole, tmp_pat
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.warns(UserWarning, match=r"no checkpoint could be written \(No space left on device\); the run"):
         ours = run(tmp_path)
-    same(numbers(ours.folder), whole["codec"])
+    metrics, events, *model = numbers(ours.folder)
+    said = [event for event in events if event["kind"] == "unwritten"]
+    assert [(event["what"], event["why"]) for event in said] == [("checkpoint", "No space left on device")]
+    same((metrics, [event for event in events if event not in said], *model), whole["codec"])
+    with pytest.raises(DataError, match="holds no checkpoint to go on from"):
+        read_past(ours.folder)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_ends_it_in_one_line(tmp_path):
-    def fill(event):
-        if event.kind == "epoch":
-            (events,) = (fd for fd in os.listdir("/proc/self/fd") if _opened(fd).endswith("events.jsonl"))
-            os.dup2(os.open("/dev/full", os.O_WRONLY), int(events))
+def test_a_full_disk_ends_it_in_one_line_and_the_next_call_goes_on(whole, tmp_path):
+    seen = []
 
-    with pytest.raises(RunFailed, match=r"events.jsonl cannot be written \(No space left on device\)"):
+    def fill(event):
+        seen.append(event.kind)
+        if seen.count("eval") == 1 and event.kind == "epoch":
+            for events in [fd for fd in os.listdir("/proc/self/fd") if _opened(fd).endswith("events.jsonl")]:
+                os.dup2(os.open("/dev/full", os.O_WRONLY), int(events))
+
+    with (
+        pytest.warns(UserWarning, match=r"events.jsonl cannot be written \(No space left on device\); the run goes on"),
+        pytest.raises(RunFailed, match=r"trained to the end, but the events could not be written \(No space left"),
+    ):
         run(tmp_path, on_event=fill)
+    assert seen.count("eval") > 1, "it went on"
+    again = []
+    ours = run(tmp_path, on_event=lambda event: again.append(event.kind))
+    assert 0 < again.count("epoch") < seen.count("epoch"), "from the last checkpoint"
+    same(numbers(ours.folder), whole["codec"])
 
 
 def _opened(fd):

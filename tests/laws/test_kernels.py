@@ -181,7 +181,7 @@ def test_a_kernel_without_stacked_agents_says_so():
         net(drawn(2, 3, 8, 8))
 
 
-@pytest.mark.parametrize("method", ["codec", "codec-full"])
+@pytest.mark.parametrize("method", ["codec", pytest.param("codec-full", marks=pytest.mark.long)])
 def test_training_with_kernels_follows_training_without(method, monkeypatch):
     """Two tasks: whole weights, then weights that are built in the order that the kernels read."""
 

@@ -24,6 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "all": {"method": "codec", "growth": {"subspace_from": "all"}},
     "ewc": {"method": "d-ewc"},
 }
+MASKED = {"method": "codec", "growth": {"subspace_from": "all", "pool": "masked"}}
 ONE_WAY = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (2, 0), (1, 4))
 ADAM = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, "clip_norm": 1.0}
 AFTER = {"order": "adapt-then-combine"}
@@ -35,6 +36,10 @@ CASES: dict[str, Mapping[str, Any]] = {
         for kind in METHODS
     },
     "star of five": {"agents": 5, "topology": "star", **METHODS["all"]},
+    "dpsgd": {"agents": 5, "topology": "ring", "method": "dpsgd"},
+    "private": {"agents": 5, "topology": "star", "method": "dpsgd", "privacy": {"clip": 0.05}},
+    "masked star": {"agents": 5, "topology": "star", **MASKED},
+    "four masked": {"agents": 4, "topology": "ring", "own": {"directions": 2}, **MASKED},
     "random": {"agents": 5, "topology": {"name": "erdos-renyi", "edge_probability": 0.6}, **METHODS["one"]},
     "one way": {"agents": 5, "topology": {"name": "graph", "edges": ONE_WAY}, **METHODS["ewc"]},
     "combine": {"agents": 5, "topology": "ring", "train": {"order": "adapt-then-combine", "momentum": 0.5}},
@@ -77,6 +82,26 @@ CASES: dict[str, Mapping[str, Any]] = {
         "train": {"gossip_rounds": 2},
     },
     "four": {"agents": 4, "topology": "ring", **METHODS["one"]},
+    "four unequal": {
+        "agents": 4,
+        "topology": "ring",
+        "data": {"partition": "dirichlet(0.5)", "sizes": "dirichlet(1)"},
+        "train": {"batch_size": 4},
+        **METHODS["all"],
+    },
+    "four clipped": {"agents": 4, "topology": "complete", "message": {"robust": "clip"}},
+    "four and a liar": {
+        "agents": 4,
+        "topology": "complete",
+        "message": {"robust": "clip"},
+        "faults": {"liar": 2, "lie": "echo"},
+    },
+    "liars": {
+        "agents": 5,
+        "topology": "complete",
+        "message": {"robust": "clip"},
+        "faults": {"liar": (0, 3), "lie": "nan"},
+    },
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
     "gossiped norms": {"agents": 5, "topology": "ring", "train": {"norm_statistics": "gossip"}, **METHODS["all"]},

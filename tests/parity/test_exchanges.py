@@ -15,7 +15,7 @@ from tests.problems import config, furthest
 
 EIGHT = [case for case, fields in CASES.items() if fields["agents"] == 8]
 FIVE = [case for case, fields in CASES.items() if fields["agents"] == 5]
-RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts", "four quasi"], 3: FIVE, 4: EIGHT, 8: EIGHT}
+RANKS = {1: EIGHT, 2: [*EIGHT, "four in parts", "four quasi", "four unequal"], 3: FIVE, 4: EIGHT, 8: EIGHT}
 PEERS = {
     4: [
         "four",
@@ -29,7 +29,11 @@ PEERS = {
         "four one peer tracking",
         "four one peer in eight",
         "four gossiped norms",
+        "four clipped",
+        "four and a liar",
         "four all",
+        "four unequal",
+        "four masked",
         "own four",
         "own four all",
         "four in eight",
@@ -57,7 +61,7 @@ def ranks(request, tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-@pytest.fixture(scope="module", params=sizes(4, 5, long=[8]), ids="{} peers".format)
+@pytest.fixture(scope="module", params=sizes(4, long=[5, 8]), ids="{} peers".format)
 def peers(request, tmp_path_factory):
     """What each peer wrote down, by case."""
     pytest.importorskip("grpc")

@@ -221,7 +221,7 @@ def test_a_topology_that_cannot_be_is_refused_before_anything_is_made(tmp_path):
     "fields",
     [
         *({"deadline": 0}, {"deadline": 40}, {"silence": 4}, {"silence": None}, {"silence": float("inf")}),
-        *({"meet": -1}, {"min_images": 0}, {"patience": 3}),
+        *({"meet": -1}, {"min_images": 0}, {"patience": 0}, {"patients": 3}),
     ],
 )
 def test_peers_that_cannot_be(fields):
@@ -357,18 +357,27 @@ def test_what_is_spoiled_is_refused_in_one_line(case, mine, other):
     assert line.startswith(str(mine))
 
 
-def test_a_second_certificate_of_an_agent_is_not_the_one_that_the_others_know(made, mine):
+def test_a_second_certificate_of_an_agent_is_as_good_as_the_one_in_the_fleets_file(made, mine):
     authority = certificates.load((made / "authority" / "certificate.pem").read_bytes())
     signer = serialization.load_pem_private_key((made / "authority" / "key.pem").read_bytes(), None)
     key, name = certificates.new_key(), name_of(fleet.read(mine / "agent.yaml").fleet.name, 1)
     again = certificates.of_agent(name, ADDRESSES[1][0], key, authority, signer)
     (mine / "certificate.pem").write_bytes(certificates.pem(again))
     (mine / "key.pem").write_bytes(certificates.key_pem(key))
-    assert "is not the certificate of agent 1 in fleet.yaml" in spoiled(mine)
+    assert fleet.read(mine / "agent.yaml").identity.certificate == certificates.pem(again)
 
 
-@pytest.mark.parametrize(("days", "fine"), [(-2, False), (-0.5, True), (3650, True), (3654, False)])
-def test_certificates_hold_ten_years_and_for_clocks_a_day_behind(mine, monkeypatch, days, fine):
+def test_a_certificate_of_a_forged_authority_is_refused(mine):
+    forger, key, name = certificates.new_key(), certificates.new_key(), fleet.read(mine / "agent.yaml").fleet.name
+    root = certificates.of_authority(name, forger)
+    forged = certificates.of_agent(name_of(name, 1), ADDRESSES[1][0], key, root, forger)
+    (mine / "certificate.pem").write_bytes(certificates.pem(forged))
+    (mine / "key.pem").write_bytes(certificates.key_pem(key))
+    assert "certificate.pem: is not signed by the authority of fleet " in spoiled(mine)
+
+
+@pytest.mark.parametrize(("days", "fine"), [(-2, False), (-0.5, True), (364, True), (366, False)])
+def test_certificates_hold_a_year_and_for_clocks_a_day_behind(mine, monkeypatch, days, fine):
     class Clock(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
@@ -378,7 +387,9 @@ def test_certificates_hold_ten_years_and_for_clocks_a_day_behind(mine, monkeypat
     if fine:
         assert fleet.read(mine / "agent.yaml").identity.agent == 1
     else:
-        assert "certificate.pem: is valid from " in spoiled(mine)
+        said = spoiled(mine)
+        assert "certificate.pem: is valid from " in said
+        assert "`codecl peer renew`" in said
 
 
 # certificates

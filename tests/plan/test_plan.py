@@ -98,6 +98,7 @@ CASES = [
     ({"method": "codec"}, ("growth.subspace_from=all",)),
     ({"method": "codec-full"}, ("growth.subspace_from=all",)),
     ({"method": "codec"}, ("train.norm_statistics=task", "growth.subspace_from=all")),
+    ({"method": "codec"}, ("own.directions=3", "growth.subspace_from=all", "growth.pool=masked")),
     ({"method": "d-ewc"}, ("train.norm_statistics=task", "dtype=float64")),
     ({"method": "codec"}, ("own.directions=5", "norms=own", "message.bits=4")),
     ({"method": "dpsgd"}, ("message.bits=3", "message.keep=0.25")),
@@ -348,6 +349,70 @@ def test_batch_norms_and_uneven_data_do_not_go_together():
     )
     assert about(plan(config_of("data.partition=iid", *uneven[1:])).warnings) == []
     assert about(plan(config_of("data.partition=skew(1.0)", *QUIET)).warnings) == []
+
+
+@pytest.mark.parametrize(
+    ("partition", "norms", "mixing"),
+    [
+        ("iid", False, False),
+        ("dirichlet(1)", False, False),
+        ("dirichlet(0.1)", True, False),
+        ("classes(2)", True, True),
+        ("shards(2)", True, True),
+        ("skew(1)", True, True),
+    ],
+)
+def test_uneven_data_is_warned_of_where_norms_or_the_graph_do_not_bear_it(partition, norms, mixing):
+    """With its remedy; on a graph that mixes well, with a correction or without batch norms, not."""
+
+    def warned(*settings, topology="ring"):
+        planned = plan(config_of(f"data.partition={partition}", *settings, *QUIET, agents="8", topology=topology))
+        lines = [line for line in planned.warnings if "classes on average" in line]
+        return ["model.norm=group" in line for line in lines if line.startswith("norms: ")], [
+            "--topology torus" in line for line in lines if line.startswith("mixing: ")
+        ]
+
+    pooled, group = "model.name=tests.problems:pooled", ("model.name=resnet18", "model.norm=group")
+    assert warned(pooled) == ([True] * norms, [True] * mixing)
+    assert warned() == ([], [True] * mixing)
+    assert warned(topology="torus") == ([], [])
+    if norms:
+        assert warned(*group, "data.tasks=1", topology="torus") == ([], [])
+    corrected = ("train.order=adapt-then-combine", "train.correction=gradient-tracking")
+    assert warned(*corrected)[1] == []
+
+
+def test_heterogeneity_is_a_number_of_each_task():
+    def of(partition, agents="10"):
+        return [task.heterogeneity for task in plan(config_of(f"data.partition={partition}", agents=agents)).tasks]
+
+    assert of("classes(1)") == pytest.approx([0.9, 0.9])
+    assert of("classes(5)") == pytest.approx([0.5, 0.5])
+    assert max(of("iid")) < 0.15
+    assert of("skew(1)", agents="1") == pytest.approx([0, 0])
+
+
+def test_agents_with_unequal_numbers_of_images_are_planned_as_they_run(tmp_path):
+    config = config_of("data.sizes=dirichlet(0.5)", "train.batch_size=40")
+    planned, equal = plan(config), plan(config_of("train.batch_size=40"))
+    least, most = planned.tasks[0].shard
+    assert least < 300
+    assert most > 700
+    assert planned.tasks[0].steps == equal.tasks[0].steps == 12
+    assert planned.tasks[0].left_over == (0, most - 480)
+    assert planned.agent_memory_bytes > equal.agent_memory_bytes
+    assert planned.memory_bytes == equal.memory_bytes
+    folder = api.run(config, out=tmp_path, device="cpu").folder
+    check_first_task(planned, folder)
+    assert (min(facts(folder, "task")[0]["images"]), max(facts(folder, "task")[0]["images"])) == (least, most)
+
+
+def test_growing_from_an_agent_with_few_images_is_warned_of():
+    few = ("data.sizes=dirichlet(0.05)", "growth.images=100")
+    (line,) = [line for line in plan(config_of(*few)).warnings if line.startswith("growth: ")]
+    assert re.match(r"growth: the agent that grows the core space after task 'clothes' has \d\d images, and", line)
+    assert not any("growth: " in line for line in plan(config_of(*few, "growth.subspace_from=all")).warnings)
+    assert not any("growth: " in line for line in plan(config_of("growth.images=10000")).warnings), "no inequality"
 
 
 def test_a_run_says_what_its_plan_says(tmp_path):

@@ -228,10 +228,42 @@ def test_captions_compare_only_what_is_here_and_say_how_it_is(copied):
 def test_who_holds_which_classes_where_data_is_uneven(tmp_path, shown):
     assert "held" not in shown
     record(tmp_path, "codec", None, None, "1", "data.partition=skew(1.0)")
-    (figure,) = made(tmp_path)["held"].values()
-    counts = np.array(figure.values)
-    assert counts.shape == (4, 20)
-    assert (figure.columns[0], figure.columns[10], figure.unit) == ("1: 0", "2: t-shirt", "images")
-    assert counts.sum() == 2 * counts[:, :10].sum() == 2 * 4 * counts[0, :10].sum() > 0
-    assert max((row[:10] > 0).sum() for row in counts) <= 3, "a stretch of the labels each"
-    assert "An agent has images of 3 of the 10 classes of a task." in figure.about
+    figures = made(tmp_path)["held"]
+    assert list(figures) == ["1: digits", "2: clothes"]
+    first, second = figures.values()
+    assert (first.columns[0], second.columns[0], first.unit) == ("0", "t-shirt", "images")
+    for figure in (first, second):
+        counts = np.array(figure.values)
+        assert counts.shape == (4, 10)
+        assert counts.sum() == 4 * counts[0].sum() > 0
+        assert max((row > 0).sum() for row in counts) <= 3, "a stretch of the labels each"
+        assert "An agent has 500 images, of 3 of the 10 classes." in figure.about
+
+
+def test_configurations_that_are_dealt_alike_share_the_map_of_who_holds_what(tmp_path):
+    unequal = ("data.partition=iid", "data.sizes=dirichlet(1)")
+    for method in ("codec", "dpsgd"):
+        record(tmp_path, method, None, None, "1", *unequal)
+    figures = made(tmp_path)["held"]
+    assert list(figures) == ["1: digits", "2: clothes"]
+    images = np.array(figures["1: digits"].values).sum(1)
+    assert images.sum() == 2000
+    assert (
+        f"An agent has {images.min()} to {images.max()} images, of 10 of the 10 classes." in figures["1: digits"].about
+    )
+    record(tmp_path, "codec", None, None, "1", "data.partition=classes(3)")
+    both = made(tmp_path)["held"]
+    assert len(both) == 4
+    assert all(name.endswith((", 1: digits", ", 2: clothes")) for name in both)
+
+
+def test_where_classes_are_not_known_the_map_shows_how_many_images_agents_have(tmp_path):
+    record(tmp_path, "codec", None, None, "1", "data.sizes=dirichlet(1)")
+    folder = recorded_run(tmp_path)
+    events = [json.loads(line) for line in event_lines(folder)]
+    for event in events:
+        event.pop("class_counts", None)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    ((name, figure),) = made(tmp_path)["held"].items()
+    assert (name, list(figure.columns)) == ("all tasks", ["1: digits", "2: clothes"])
+    assert np.array(figure.values).sum(0).tolist() == [2000, 2000]

@@ -54,7 +54,7 @@ def test_a_plan_is_what_the_run_then_records_and_its_models_come_back(settings, 
     check_bounds(before, result.folder)
     check_all(plan(what, stream, like=forecast.read(result.folder)), result.folder, result.metrics["traffic"])
     for number, task in enumerate(stream):
-        model = codecl.load(result.folder, number)
+        model = codecl.load(result.folder, number, allow_code=True)
         assert type(model) is Reader
         accuracy = float((model(task.test[0]).argmax(1) == task.test[1]).double().mean())
         assert 100 * accuracy == pytest.approx(result.metrics["accuracy_matrix"][-1][number])

@@ -121,7 +121,7 @@ def test_a_task_with_directions_and_norms_of_its_own_is_loaded_as_it_was_scored(
     assert layers == ["2"]
     for number, task in enumerate(STREAMS["quickstart"]()[:3]):
         images, labels = task.test
-        model = codecl.load(result.folder, number)
+        model = codecl.load(result.folder, number, allow_code=True)
         with torch.no_grad():
             logits = model(images.float() / 255)
         score = 100 * (logits.argmax(1) == labels).double().mean().item()
@@ -131,7 +131,7 @@ def test_a_task_with_directions_and_norms_of_its_own_is_loaded_as_it_was_scored(
         assert all(torch.equal(loaded[name], value) for name, value in expected.items())
         assert bool(kept.directions) == (number > 0)
         Image.fromarray(images[7, 0].numpy()).save(tmp_path / "7.png")
-        (alone,) = predict(result.folder, str(number + 1), [tmp_path / "7.png"], top=10)
+        (alone,) = predict(result.folder, str(number + 1), [tmp_path / "7.png"], top=10, allow_code=True)
         assert alone.classes[0][1] == pytest.approx(logits[7].softmax(0).max().item(), abs=1e-5)
 
 

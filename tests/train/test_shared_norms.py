@@ -140,3 +140,31 @@ def test_predictions_are_an_images_own_and_bytes_are_as_planned(tmp_path):
     model = result.model(0).eval()
     images = torch.rand(5, 1, 28, 28)
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
+
+
+def test_group_norms_may_take_the_place_of_batch_norms(tmp_path):
+    """Of a module as it is: trained, saved, loaded, and an image's prediction is its own."""
+    torch.manual_seed(0)
+    inner = nn.Linear(49, 16), nn.BatchNorm1d(16), nn.Tanh()
+    module = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), *inner, nn.Linear(16, 10))
+    images, labels = torch.rand(64, 1, 28, 28), torch.randint(10, (64,))
+    about = {"epochs": 2, "norm_statistics": "group"}
+    result = api.fit(module, [((images, labels), (images, labels), 10)], agents=2, train=about, out=tmp_path)
+    found = result.model(0)
+    assert isinstance(found[3], nn.GroupNorm)
+    torch.testing.assert_close(found(images)[:1], found(images[:1]))
+    again = api.load(result.folder, 0, module)
+    torch.testing.assert_close(again(images), found(images))
+    assert isinstance(module[3], nn.BatchNorm1d)  # the user's stays as it is
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_group_norm_has_the_parameters_of_the_batch_norm(affine):
+    module = nn.Sequential(nn.Conv2d(2, 12, 3), nn.BatchNorm2d(12, eps=1e-3, affine=affine))
+    kept = module[1].weight
+    group = norms.with_group_norms(module)[1]
+    assert (group.num_groups, group.num_channels, group.eps, group.affine) == (4, 12, 1e-3, affine)
+    assert group.weight is kept
+    expected = nn.functional.group_norm(torch.ones(2, 12, 3, 3), 4, group.weight, group.bias, 1e-3)
+    torch.testing.assert_close(group(torch.ones(2, 12, 3, 3)), expected)
+    assert isinstance(norms.with_group_norms(nn.BatchNorm1d(5)), nn.GroupNorm)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from codecl.cli.common import INTERRUPTED, app
-from codecl.errors import CodeclError
+from codecl.errors import CodeclError, printable
 
 # help shows commands in this order
 COMMANDS = "run plan watch extend recorded figures lists data bench peer theory"
@@ -37,7 +37,7 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if "OMP_WAIT_POLICY" not in os.environ:  # PyTorch's threads spin 200 times longer before they sleep, which gains
         os.environ.setdefault("GOMP_SPINCOUNT", "1500")  # little alone and stops whatever runs beside: docs/runs.md
-    warnings.formatwarning = lambda message, *_, **__: f"codecl: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"codecl: {printable(str(message))}\n"
     try:
         code = app(standalone_mode=False)
     except CodeclError as error:

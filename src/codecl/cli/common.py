@@ -31,6 +31,9 @@ Exchange = Annotated[str, typer.Option("--exchange", help="simulated, cluster or
 Again = Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run the code (file.py:name) that the folder's config names.")
+]
 PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="See `codecl presets`.")]
 
 
@@ -49,11 +52,10 @@ def group(name: str, about: str) -> typer.Typer:
 
 def console_for(to_stderr: bool, is_main: bool = True) -> "Console":
     """Silent where another rank prints."""
-    from rich.console import Console
-
+    from codecl.cli.terminal import PlainConsole
     from codecl.report.formats import MAX_WIDTH
 
-    console = Console(stderr=to_stderr, quiet=not is_main)
+    console = PlainConsole(stderr=to_stderr, quiet=not is_main)
     if not is_main:
         warnings.simplefilter("ignore")
     if not console.is_terminal:  # a file or a pipe has no width that a table would have to fit in

@@ -17,6 +17,7 @@ def extend(
     out: Annotated[Path | None, typer.Option("--out", help="Where the new folder goes. Default: beside RUN.")] = None,
     device: common.Device = "auto",
     exchange: common.Exchange = "auto",
+    allow_code: common.AllowCode = False,
     quiet: common.Quiet = False,
     as_json: common.AsJson = False,
 ) -> None:
@@ -24,6 +25,7 @@ def extend(
 
     Old tasks are tested again where their data is still here; it is not needed for training."""
     from codecl.exchange.cluster.ranks import joined
+    from codecl.runs import code
     from codecl.runs.build import device_of
     from codecl.runs.next_task import added_tasks, extended, old_tests
     from codecl.runs.reader import one_run, read_config, read_files, read_tasks
@@ -31,6 +33,7 @@ def extend(
     with joined(exchange, device_of(device)) as ranks:
         folder = one_run(run)
         old, files, learned = read_config(folder), read_files(folder), len(read_tasks(folder))
+        code.check(old, folder, allow_code)
         config = extended(old, task, files)
         console = common.console_for(as_json, ranks.is_main)
         out = out if out is not None else folder.resolve().parents[1]

@@ -1,20 +1,23 @@
 """`codecl peer`: a fleet of agents, each on a machine of its own."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codecl.cli.common import Out, PresetName, Settings, app, console_for, group
-from codecl.errors import ConfigError, RunFailed
+from codecl.cli.common import AllowCode, Out, PresetName, Settings, app, console_for, group
+from codecl.errors import ConfigError, RunFailed, printable
 
 if TYPE_CHECKING:
+    from codecl.peers.authority import Authority
     from codecl.peers.decisions import PeersConfig
     from codecl.runs.config import RunConfig
 
 peer = group("peer", "Agents as peers, each on a machine of its own.")
 
 FIRST_PORT, DEGRADED = 7700, 4
+PASSPHRASE = "CODECL_PASSPHRASE"
 
 OneMethod = Annotated[str | None, typer.Option("--method", help="Default: the preset's first.")]
 OneNumber = Annotated[str | None, typer.Option("--agents", metavar="N", help="Number of agents.")]
@@ -39,19 +42,24 @@ def init(
     deadline: Deadline = None,
     silence: Silence = None,
     out: Annotated[Path, typer.Option("--out", help="The fleet's folder: new or empty.")] = Path("fleet"),
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Encrypt the authority's key; asks, or takes $CODECL_PASSPHRASE.")
+    ] = False,
 ) -> None:
     """Make a fleet: keys, certificates and a folder for each agent's machine. Without addresses: on this machine."""
     from rich.table import Column, Table
     from rich.text import Text
 
     from codecl.peers import fleet
+    from codecl.runs import code
 
     given = _addresses(at or [], hosts)
     if given and agents is None:
         agents = str(len(given))  # as many as there are addresses
     config = _one_config(preset, method, agents, topology, seed, settings or [])
     addresses = given or [("127.0.0.1", FIRST_PORT + agent) for agent in range(config.agents)]
-    made = fleet.init(config, addresses, _peers(deadline, silence), out)
+    secret = _passphrase(new=True) if passphrase else ""
+    made = fleet.init(config, addresses, _peers(deadline, silence), out, secret)
     known = fleet.read(made[0]).fleet
     table = Table(Column("agent", justify="right"), "address", "folder", box=None, pad_edge=False)
     for agent, (address, path) in enumerate(zip(known.addresses, made, strict=True)):
@@ -62,6 +70,8 @@ def init(
     typer.echo(f"next: copy each folder to its machine and run there, for example, `codecl agent {made[0]}`")
     for file in fleet.own_files(config):
         typer.echo(f"{file} is code of your own: copy it too, and start each agent in the folder where {file} is found")
+    if code.named(config):
+        typer.echo("its agents run code of your own: start them with `codecl agent --allow-code …`")
     typer.echo(f"keep {out / 'authority' / 'key.pem'} away from them: who has it can make agents of this fleet")
 
 
@@ -91,10 +101,13 @@ def local(
         codes = fleets.run(config, _peers(deadline, silence), out, again, show)
     folder = folder_of(config, out)
     console.print(f"recorded in {folder}", style="dim", highlight=False, soft_wrap=True)
-    for agent, code in enumerate(codes):
-        if code not in (0, DEGRADED):
-            raise RunFailed(f"agent {agent} failed (exit code {code}); see {folder}/agent-{agent}.log")
-    if DEGRADED in codes:
+    lost = {agent: code for agent, code in enumerate(codes) if code not in (0, DEGRADED)}
+    for agent, code in lost.items():
+        line = f"agent {agent} was lost ({fleets.ending(code)}); see {folder}/agent-{agent}.log"
+        if len(lost) == len(codes):
+            raise RunFailed(line)
+        print(f"codecl: {line}", file=sys.stderr)
+    if lost or DEGRADED in codes:
         raise typer.Exit(DEGRADED)
 
 
@@ -103,11 +116,12 @@ def learn(
     folder: Annotated[Path, typer.Argument(metavar="FLEET", help="The fleet's folder, or that of one agent.")],
     task: Annotated[str, typer.Option(help="A data set's name, a stream as in data.stream, or next: of its own.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where its runs are. Default: as agent.yaml says.")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Give a fleet its next task, which needs no old data: agents at work go on with it, others when started again."""
     from codecl.peers import next_task
 
-    added = next_task.learn(folder, task, out)
+    added = next_task.learn(folder, task, out, allow_code)
     typer.echo(f"fleet {added.fleet.name} has {added.tasks} tasks; next: {task}")
     for path in added.written:
         typer.echo(f"{'wrote' if added.at_work else 'changed'} {path}")
@@ -119,6 +133,61 @@ def learn(
         typer.echo(
             f"copy {added.written[0]} over the one beside each agent.yaml elsewhere, and start every agent again"
         )
+
+
+FleetFolder = Annotated[Path, typer.Argument(metavar="[FLEET]", help="The fleet's folder, with its authority.")]
+
+
+@peer.command()
+def renew(
+    folder: FleetFolder = Path("fleet"),
+    agents: Annotated[list[int] | None, typer.Argument(metavar="[AGENT]…", help="Default: all.")] = None,
+) -> None:
+    """Give agents new keys and certificates, valid for a year; one at work takes up the files when they are copied."""
+    from codecl.peers import authority
+
+    made = authority.renew(_authority(folder), agents or [])
+    for path in made:
+        typer.echo(f"new key and certificate in {path}")
+    typer.echo("copy key.pem and certificate.pem over those beside the agent.yaml of each; agents at work take them up")
+
+
+@peer.command()
+def revoke(
+    agents: Annotated[list[int], typer.Argument(metavar="AGENT…", help="Whose keys may have got out.")],
+    folder: Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="The fleet's folder.")] = Path("fleet"),
+) -> None:
+    """Take the certificates of agents back: the others close their links to them, and go on as if they were dead."""
+    from codecl.peers import authority
+
+    written = authority.revoke(_authority(folder), agents)
+    names = ", ".join(map(str, sorted(set(agents))))
+    typer.echo(f"revoked: agent {names}; the list is {written[0]}")
+    typer.echo("copy it beside the agent.yaml of any agent at work, as revoked.pem: it passes it on to all others")
+    typer.echo(f"back in: `codecl peer renew {folder} {' '.join(map(str, sorted(set(agents))))}`")
+
+
+def _authority(folder: Path) -> "Authority":
+    """Of the fleet in this folder, its passphrase asked for where its key has one."""
+    from codecl.peers import authority
+
+    secret = _passphrase(new=False) if authority.is_encrypted(folder) else ""
+    return authority.open_authority(folder, secret)
+
+
+def _passphrase(new: bool) -> str:
+    """Of the authority's key: from the environment, or typed."""
+    import os
+    import sys
+
+    given = os.environ.get(PASSPHRASE)
+    if given is None and not sys.stdin.isatty():
+        raise ConfigError(f"passphrase: there is nobody here to type it; set {PASSPHRASE}")
+    if given is None:
+        given = typer.prompt("passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
+    if not given:
+        raise ConfigError(f"{PASSPHRASE}: is empty; it should be the passphrase of the authority's key")
+    return given
 
 
 @peer.command()
@@ -139,7 +208,7 @@ def gather(
 
     runs = gather_runs(places, out)
     for run, agents in runs.items():
-        typer.echo(f"{run}: agents {', '.join(map(str, agents))}")
+        typer.echo(printable(f"{run}: agents {', '.join(map(str, agents))}"))
     formats.show(results(finished(list(runs))), console_for(False))
 
 
@@ -148,6 +217,7 @@ def agent(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An agent.yaml of `codecl peer init`.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where run folders go. Default: as the file says.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Repeat a run that is complete; start anew.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Take part in a fleet as one of its agents: find the neighbours, train with them, survive their loss."""
     import logging
@@ -155,7 +225,7 @@ def agent(
     from codecl.peers import agent as peer
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    for metrics, folder in peer.take_part_on(file, out, again):
+    for metrics, folder in peer.take_part_on(file, out, again, allow_code):
         score = "-" if metrics.acc is None else format(metrics.acc, ".2f" if metrics.in_percent else ".4g")
         typer.echo(f"agent {metrics.agent}: {metrics.status}, ACC {score}, {folder}")
     if metrics.status == "degraded":

@@ -152,6 +152,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("… what they leave of a disagreement", f"{graph.agree_leaves:.1e}"),
         ("stable while lr × curvature is below", "–" if graph.stable_below is None else f"{graph.stable_below:.2f}"),
         *_corrected(graph.correction_modulus),
+        ("distance of an agent's mix of classes", _distance(plan)),
         ("steps", str(sum(task.steps * task.epochs for task in plan.tasks))),
         ("first task: bytes per step and link", size(plan.tasks[0].message_bytes)),
         ("sent while training", sign + size(plan.train_bytes)),
@@ -167,6 +168,12 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
     if plan.messages_s is not None:
         rows.append(("messages at this bandwidth", sign + _duration(plan.messages_s)))
     return rows
+
+
+def _distance(plan: "Plan") -> str:
+    """Mean over tasks; where labels are not known, nothing is."""
+    known = [task.heterogeneity for task in plan.tasks if task.heterogeneity is not None]
+    return f"{sum(known) / len(known):.2f}" if known else "–"
 
 
 def _share(kept: int, body: int) -> str:

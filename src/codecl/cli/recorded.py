@@ -99,12 +99,13 @@ def predict(
     ] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Scale images to the size that the model takes.")] = False,
     top: Annotated[int, typer.Option(min=1, help="So many classes of each image, the most probable first.")] = 1,
+    allow_code: common.AllowCode = False,
     as_json: PlainJson = False,
 ) -> None:
     """Classify images with what a run has learned, each by itself."""
     from codecl.runs.predict import predict
 
-    predictions = predict(run, task, images, resize, top)
+    predictions = predict(run, task, images, resize, top, allow_code)
     if as_json:
         print(json.dumps([{"image": one.image, "classes": dict(one.classes)} for one in predictions], indent=1))
         return

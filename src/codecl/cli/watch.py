@@ -59,6 +59,7 @@ def _wait(follower: "Follower") -> None:
 def go_on(folder: Path) -> str:
     """What to type to go on with a run, where the folder tells and it gives this very run; otherwise words."""
     from codecl.report.commands import changed
+    from codecl.runs.code import named
     from codecl.runs.config import grid
     from codecl.runs.reader import read_config
     from codecl.runs.writer import folder_of
@@ -66,6 +67,8 @@ def go_on(folder: Path) -> str:
     same = "the command that started it goes on where it stopped"
     try:
         config = read_config(folder)
+        if named(config):  # is not run to find out how to go on
+            return same
         out = folder.parents[1]
         settings = [f"{field}={value}" for field, value in changed(config).items()]
         names = (config.method.name, str(config.agents), config.topology.name, str(config.seed))

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codecl.data.catalogue import CATALOGUE
-from codecl.errors import DataError
-from codecl.files import cache_folder, replacing
+from codecl.errors import DataError, printable
+from codecl.files import cache_folder, parse_json, replacing
 
 NAMES = "class_names"  # in the file's metadata
 SUFFIX = ".safetensors"
@@ -110,10 +110,10 @@ def read_file(path: Path) -> ImageSet:
 
 def _names(metadata: Mapping[str, str] | None) -> tuple[str, ...]:
     try:
-        names = json.loads((metadata or {}).get(NAMES, "[]"))
+        names = parse_json((metadata or {}).get(NAMES, "[]").encode())
     except ValueError:
         return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
+    return tuple(printable(str(name)) for name in names) if isinstance(names, list) else ()
 
 
 def shapes(name: str) -> dict[str, list[int]] | None:

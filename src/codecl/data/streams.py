@@ -111,6 +111,11 @@ class SplitOf(NamedTuple):
         data = from_file(self.name, path)
         images, labels = data.train
         total = (self.known_total() if path else self.total) or int(labels.max()) + 1
+        if not (path or self.total) and total > len(labels):
+            raise DataError(
+                f"data set {self.name!r}: a label is {total - 1}, but there are {len(labels)} training images; labels"
+                " should be the classes, from 0 on"
+            )
         if path or self.total:
             check_range(f"{store.path_of(self.name, path)}:", torch.cat([labels, data.test[1]]), total)
         classes = self.classes or total

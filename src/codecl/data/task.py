@@ -3,6 +3,7 @@
 Shapes: A agents of this process, B images of a batch, S steps of an epoch, K numbers that pick an image (sources.py).
 """
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal, NamedTuple
@@ -12,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, 
 from torch import Tensor
 
 from codecl.data import partition as partitions
+from codecl.data import sizes
 from codecl.data.conversion import Collate
 from codecl.data.forms import Loading, collate_of
 from codecl.data.images import PADDING, prepared, scale_of, seen_as_0
 from codecl.data.inputs import Batch, Inputs, each, in_batches, shape_of, tensors_of
 from codecl.data.items import About
-from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler
+from codecl.data.partition import SAMPLERS, Draw, Partition, Sampler, subsets
 from codecl.data.sources import Picked, Source, source_of
 from codecl.data.targets import Targets, are_classes
 from codecl.errors import ConfigError, DataError
@@ -33,7 +35,13 @@ class DataConfig(BaseModel):
     stream: str = Field("quickstart", description="a named stream of tasks, file.py:function, or the caller's own")
     tasks: int | None = Field(None, gt=0, description="so many tasks of the stream, from the first on; null: all")
     partition: str = Field(
-        "iid", description="how a task's images are dealt to agents: iid, dirichlet(α), skew(s) or shards(k)"
+        "iid",
+        description="how a task's images are dealt to agents: iid, dirichlet(α), skew(s), shards(k) or classes(k)",
+    )
+    sizes: str = Field(
+        "equal",
+        description="how many of a task's images agents have: equal, or dirichlet(α), the more unequal the smaller α"
+        f" is, at least {sizes.MIN_IMAGES} each, or half of an equal share where that is less",
     )
     augment: Literal["none", "crop-flip"] = Field(
         "none", description="crop-flip: a crop of the image padded by 4, mirrored or not; an own draw for every image"
@@ -67,14 +75,17 @@ class DataConfig(BaseModel):
     steps_per_epoch: int | None = Field(
         None,
         gt=0,
-        description="steps of an epoch, the same for every agent; null: as many full batches as the smallest shard has",
+        description="steps of an epoch, the same for every agent; null: as many full batches as agents have on average",
     )
     drop_last: bool = Field(
-        True, description="an epoch's last batch, where the smallest shard leaves a smaller one, is left out"
+        True,
+        description="an epoch's last batch, where the images that agents have on average leave a smaller one, is"
+        " left out",
     )
-    sampling: Literal["shuffle", "replacement"] = Field(
+    sampling: Literal["shuffle", "replacement", "subsets"] = Field(
         "shuffle",
-        description="an epoch's images: a fresh shuffle of the shard, or draws with replacement, as analyses assume",
+        description="an epoch's images: a fresh shuffle of the shard, draws with replacement, as analyses assume, or"
+        " for each batch a subset of the shard, drawn anew",
     )
     local_path: str | None = Field(
         None,
@@ -87,6 +98,12 @@ class DataConfig(BaseModel):
     @classmethod
     def _known(cls, value: str) -> str:
         partitions.parse(value)
+        return value
+
+    @field_validator("sizes")
+    @classmethod
+    def _known_sizes(cls, value: str) -> str:
+        sizes.parse(value)
         return value
 
     @field_validator("std")
@@ -170,7 +187,9 @@ class TaskData:
             test = source_of(task.test, about._replace(split="test"), config.loading, config.workers)
         if task.labels and len(task.labels) != classes:
             raise ConfigError(f"task {name!r}: {len(task.labels)} labels for {classes} classes")
-        self._uneven = config.partition != "iid" and not config.local_path
+        self._own = bool(config.local_path)
+        self._by_class = config.partition != "iid" and not self._own
+        self._uneven = self._by_class or (config.sizes != "equal" and not self._own)
         self.agents, self.seed = options.agents, options.seed
         self.dtype, self.augment, self.device = options.dtype, config.augment, options.device
         self.train, self.test = (source.to(self.device, self.dtype) for source in (train, test))
@@ -183,11 +202,16 @@ class TaskData:
         dealt = options.partition if options.partition is not None else self._partition(options)
         cuts = [self._cut(agent, shard, config.held_out) for agent, shard in enumerate(dealt)]
         self.partition, self._held_out = [shard for shard, _ in cuts], [held_out for _, held_out in cuts]
-        self._sampler = options.sampler or SAMPLERS[config.sampling]
+        self.sampling, self._sampler = config.sampling, options.sampler or SAMPLERS.get(config.sampling)
+        self._secret, self._draws = b"", 0
         self._steps, self._drop_last = config.steps_per_epoch, config.drop_last
         if self.augment != "none":
             colour = seen_as_0(tensors_of(first)[0], self.scale) if config.crop_fill == "mean" else None
             self.train = self.train.cropping(name, colour)
+
+    def draw_in_secret(self) -> None:
+        """From now on nobody who knows the seed can tell which subsets are drawn, and none is drawn again."""
+        self._secret = secrets.token_bytes(32)
 
     def _partition(self, options: TaskOptions) -> Partition:
         """A shard of the common images for each agent. Of data of its own, which may lack classes, the one agent here
@@ -195,12 +219,12 @@ class TaskData:
         size, agents = self.train.size, options.agents
         if options.config.local_path:
             return (torch.arange(size),) * agents
-        if not self.has_classes and self._uneven:
+        if not self.has_classes and self._by_class:
             raise ConfigError(
                 f"data.partition: {options.config.partition} deals images by their class, and labels of task"
                 f" {self.name!r} are no classes; use iid"
             )
-        if not self.has_classes or (self.train.streamed and not self._uneven):  # not read for the sake of their labels
+        if not self.labels_known:  # not read for the sake of their labels
             labels = torch.empty(size, dtype=torch.uint8)
         else:
             labels = self.train.all_labels()
@@ -208,7 +232,8 @@ class TaskData:
                 self._check_all_classes(labels)
         if size < agents:
             raise ConfigError(f"agents: {agents} is more than the {size} training images of task {self.name!r}")
-        return partitions.partition(options.config.partition, labels, agents, self.seed, self.index)
+        config = options.config
+        return partitions.partition(config.partition, labels, agents, self.seed, self.index, config.sizes)
 
     def _check_all_classes(self, labels: Tensor) -> None:
         empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero().flatten().tolist()
@@ -221,6 +246,11 @@ class TaskData:
             return shard, shard[:0]
         order = torch.randperm(len(shard), generator=spawn(self.seed, "held out", agent, self.index))
         count = max(1, round(part * len(shard)))
+        if 0 < len(shard) <= count:
+            raise ConfigError(
+                f"data.held_out: {part:g} leaves agent {agent}, which has {len(shard)} images of task {self.name!r},"
+                " none to train on; lower it"
+            )
         return shard[order[count:]], shard[order[:count]]
 
     @property
@@ -241,52 +271,75 @@ class TaskData:
         )
 
     def class_counts(self) -> dict[str, list[int]] | None:
-        """For each class, how many training images each agent has of it. None where they are dealt iid, and where an
-        agent has images of its own, which no other knows."""
-        if not self._uneven:
-            return None
+        """For each class, how many training images each agent has of it. None where all have as many, dealt iid; where
+        labels are not known; and where an agent has images of its own, which no other knows."""
+        counts_AC = self.images_of_classes() if self._uneven else None
+        return None if counts_AC is None else dict(zip(self.class_names, counts_AC.mT.tolist(), strict=True))
+
+    def own_class_counts(self) -> dict[str, int] | None:
+        """Of an agent with images of its own: for each class, how many it has."""
+        counts_AC = self.images_of_classes() if self._own else None
+        return None if counts_AC is None else dict(zip(self.class_names, counts_AC[0].tolist(), strict=True))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes are called; their numbers where that would not tell them apart."""
         names = self.task.labels
-        if len({*names}) < self.classes:  # none, or two that are called the same
-            names = tuple(map(str, range(self.classes)))
-        counts_AC = self.images_of_classes()
-        return None if counts_AC is None else dict(zip(names, counts_AC.mT.tolist(), strict=True))
+        return names if len({*names}) == self.classes else tuple(map(str, range(self.classes)))
+
+    def images_of_agents(self) -> list[int] | None:
+        """How many training images each agent has. None as for their classes, but that no labels are needed."""
+        return [len(shard) for shard in self.partition] if self._uneven else None
+
+    @property
+    def labels_known(self) -> bool:
+        """Whether there are classes, and they are read before training: not of items that are streamed for nothing
+        else."""
+        return self.has_classes and (not self.train.streamed or self._by_class)
 
     def images_of_classes(self) -> Tensor | None:
         """How many training images of each class an agent has [A, C]; None where labels are read with the images."""
-        if not self.has_classes or (self.train.streamed and not self._uneven):
+        if not self.labels_known:
             return None
         labels = self.train.all_labels()
         return torch.stack([labels[shard].bincount(minlength=self.classes) for shard in self.partition])
 
+    @property
+    def mean_images(self) -> int:
+        """Training images that an agent has on average: an epoch goes through so many of each."""
+        return sum(map(len, self.partition)) // len(self.partition)
+
     def steps(self, batch: int) -> int:
-        """Steps of an epoch, the same for every agent: as the config says, or ⌊shard / batch⌋ and the last."""
+        """Steps of an epoch, the same for every agent: as the config says, or ⌊mean images / batch⌋ and the last."""
         return self._full(batch) + (self._last(batch) > 0)
 
     def _full(self, batch: int) -> int:
         """Full batches of an epoch."""
         if self._steps is not None:
             return self._steps
-        shard = min(map(len, self.partition))
-        if batch > shard:
+        images = self.mean_images
+        if batch > images:
+            average = "has" if len({*map(len, self.partition)}) == 1 else "has on average"
             raise ConfigError(
-                f"train.batch_size: {batch} is more than the {shard} images that an agent has of task {self.name!r};"
-                f" use a batch of at most {shard}, fewer agents or data.steps_per_epoch"
+                f"train.batch_size: {batch} is more than the {images} images that an agent {average} of task"
+                f" {self.name!r}; use a batch of at most {images}, fewer agents or data.steps_per_epoch"
             )
-        return shard // batch
+        return images // batch
 
     def _last(self, batch: int) -> int:
         """Images of an epoch's last, smaller batch, the same for every agent; a single one is left out: norms need
         more."""
         if self._drop_last or self._steps is not None:
             return 0
-        left = min(map(len, self.partition)) % batch
+        left = self.mean_images % batch
         return left if left > 1 else 0
 
     def indices(self, epoch: int, agents: Sequence[int], batch: int) -> list[Tensor]:
         """The images of each step, as the sampler draws them from each agent's shard, on the CPU: the full batches
         [S, A, B, K], then the last one [1, A, b, K] where it is smaller and not left out."""
         full, last = self._full(batch), self._last(batch)
-        rows_AIK = torch.stack([self._indices(agent, epoch, full * batch + last) for agent in agents])
+        batches = [batch] * full + [last] * (last > 0)
+        rows_AIK = torch.stack([self._indices(agent, epoch, batches) for agent in agents])
         parts = rows_AIK.split([full * batch, last], 1)
         sizes = [(full, batch), (1, last)] if last else [(full, batch)]
         by_step = (part.unflatten(1, size).transpose(0, 1) for part, size in zip(parts, sizes, strict=False))
@@ -360,9 +413,15 @@ class TaskData:
             images, labels = source.fetch(picked.to(self.device))
             yield Batch(self.prepare(images), labels)
 
-    def _indices(self, agent: int, epoch: int, count: int) -> Tensor:
-        shard, draw = self.partition[agent], Draw(self.seed, agent, self.index, epoch)
-        chosen = shard[self._sampler(draw, len(shard), count), None]
+    def _indices(self, agent: int, epoch: int, batches: Sequence[int]) -> Tensor:
+        """Of an epoch with batches of these sizes."""
+        shard, draw, count = self.partition[agent], Draw(self.seed, agent, self.index, epoch), sum(batches)
+        if self._sampler is not None:
+            chosen = shard[self._sampler(draw, len(shard), count), None]
+        else:
+            self._draws += 1
+            secret = self._secret and self._secret + self._draws.to_bytes(8, "big")
+            chosen = shard[subsets(draw, len(shard), batches, secret), None]
         if self.augment != "none":
             generator = draw.generator("augment")
             corner = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)

@@ -117,6 +117,9 @@ class Exchange(Protocol):
     def reduce(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sum named tensors of all agents up `root`'s tree; None where `root` does not live. One mapping an agent."""
 
+    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """`reduce` of whole numbers (int64), modulo 2⁶⁴, such that no agent can see another's, only the sum of all."""
+
     def flood(self, root: int, payload: Tensors | None) -> Flood | None:
         """`root`'s tensors and their digest, as they arrive here along its breadth-first tree; None: `root` is gone."""
 

@@ -253,7 +253,7 @@ def messages(
 
 def _of_a_round(config: MessageConfig, dither: int, topology: Topology, faults: FaultsConfig) -> Messages:
     if config.robust == "clip" or faults.liars:
-        return Checked(config.robust == "clip", faults, dither, topology.changes)
+        return Checked(config.robust == "clip", faults, dither, topology)
     if config.bits == 32:
         return Exact(topology.changes)
     if config.bits == "bfloat16":

@@ -117,15 +117,15 @@ def in_chunks(rows_HD: Tensor) -> Tensor:
 def uniform(dither: Dither, first: int, count: int, dtype: torch.dtype) -> Tensor:
     """[C, L] numbers in [0, 1) for chunks `first` and on, by seed, round and place alone: a hash of the place in the
     chunk, shifted by a hash of the chunk."""
-    key = _hashed((dither.seed + 0x9E3779B9 * dither.round.long()) & MASK)
+    key = hashed((dither.seed + 0x9E3779B9 * dither.round.long()) & MASK)
     places_L = torch.arange(CHUNK, device=key.device)
     chunks_C = torch.arange(first, first + count, device=key.device)
-    base_L, shift_C = _hashed((key + _hashed(places_L)) & MASK), _hashed((key ^ _hashed(chunks_C + CHUNK)) & MASK)
+    base_L, shift_C = hashed((key + hashed(places_L)) & MASK), hashed((key ^ hashed(chunks_C + CHUNK)) & MASK)
     sums_CL = (base_L >> 8).to(torch.int32) + (shift_C >> 8).to(torch.int32)[:, None]
     return (sums_CL & 0xFFFFFF).to(dtype) * 2.0**-24
 
 
-def _hashed(values: Tensor) -> Tensor:
+def hashed(values: Tensor) -> Tensor:
     """The last steps of MurmurHash3, on 32 bits in an int64."""
     values = values ^ (values >> 16)
     values = (values * 0x85EBCA6B) & MASK
@@ -193,7 +193,7 @@ def whole(scaled_HCL: Tensor) -> Tensor:
 
 def _odd(device: torch.device) -> Tensor:
     """[L] the factors of a check sum, 32 bits. Law: no two are equal, nor sum to zero."""
-    return _hashed(torch.arange(1, CHUNK + 1, device=device)) | 1
+    return hashed(torch.arange(1, CHUNK + 1, device=device)) | 1
 
 
 def check_sums(integers_HCL: Tensor, bits: int) -> Tensor:

@@ -1,9 +1,11 @@
 """Rows that are looked at before they are mixed, and agents that lie about theirs.
 
-Clipped gossip (He, Karimireddy, Jaggi 2022): xᵢ + Σⱼ wᵢⱼ clip(xⱼ - xᵢ), no longer than twice what the middle one of the
-neighbours differs. A minority of liars among an agent's neighbours moves it no further than others do.
-Shapes: A agents of this process, D numbers of a row, K senders that an agent hears at most, H rows that are heard, M
-numbers of an agent's memory.
+Clipped gossip (after He, Karimireddy, Jaggi 2022): xᵢ + Σⱼ wᵢⱼ sᵢⱼ (xⱼ - xᵢ). The share s is 1 for who differs about
+as the middle one of the neighbours does, and falls off beyond, so that whoever is far off hardly counts. It looks at
+two things: how far a row is now, and how far it has been to one side, on average over the last rounds. Honest
+neighbours go to and fro; one that holds others back stays.
+Shapes: A agents of this process, D numbers of a row, K senders that an agent hears at most, H rows that are heard, S
+numbers of a sketch, M numbers of an agent's memory.
 """
 
 from typing import Literal, NamedTuple
@@ -15,9 +17,12 @@ from torch import Tensor
 from codecl.exchange import quantised
 from codecl.exchange.base import Exchange, Heard, PendingMix
 from codecl.exchange.quantised import Dither
+from codecl.exchange.topology import Topology
 
-SLACK = 1.5  # of the middle distance: honest neighbours are hardly ever clipped
-FAR = 2.0
+SLACK = 1.5  # of the middle distance: up to there a neighbour counts in full
+FAR = 2.0  # times that: from there on it counts the less the further it is
+SKETCH = 64  # numbers in which a difference is remembered
+KEEP = 0.95  # of what is remembered, in a round
 HUGE = 1e6
 Lie = Literal["noise", "sign-flip", "huge", "constant", "echo", "nan"]
 
@@ -43,16 +48,19 @@ class Memory(NamedTuple):
     """What is remembered from round to round. Law: `split` undoes `joined`."""
 
     start_AD: Tensor  # rows of the task's start, where somebody echoes them; else empty
+    leans_AKS: Tensor  # sketches of the average difference to each sender of late
     clipped_A1: Tensor  # messages so far that were shortened
     refused_A1: Tensor  # that were not numbers
     round_A1: Tensor
 
     def joined(self) -> Tensor:
-        return torch.cat(self, 1)
+        return torch.cat([self.start_AD, self.leans_AKS.flatten(1), *self[2:]], 1)
 
     @classmethod
-    def split(cls, memory_AM: Tensor) -> "Memory":
-        return cls(*memory_AM.split([memory_AM.shape[1] - 3, 1, 1, 1], 1))
+    def split(cls, memory_AM: Tensor, senders: int) -> "Memory":
+        rest = memory_AM.shape[1] - senders * SKETCH - 3
+        start_AD, leans_AX, *counts = memory_AM.split([rest, senders * SKETCH, 1, 1, 1], 1)
+        return cls(start_AD, leans_AX.unflatten(1, (senders, SKETCH)), *counts)
 
 
 class Looked(NamedTuple):
@@ -66,27 +74,28 @@ class Checked:
     """Rows as they are, each looked at by who hears it. Laws: without a liar, where nothing is clipped, plain gossip;
     what is not finite counts as not heard."""
 
-    def __init__(self, clip: bool, faults: FaultsConfig, seed: int, changes: bool = False) -> None:
-        self.clip, self.faults, self.seed, self.changes = clip, faults, seed, changes
+    def __init__(self, clip: bool, faults: FaultsConfig, seed: int, topology: Topology) -> None:
+        self.clip, self.faults, self.seed, self.changes = clip, faults, seed, topology.changes
+        self.senders = max(int((mixing != 0).sum(1).max()) - 1 for mixing in topology.turns)
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
         start_AD = rows_AD if self.faults.liars and self.faults.lie == "echo" else rows_AD[:, :0]
+        leans_AKS = rows_AD.new_zeros(len(rows_AD), self.senders, SKETCH)
         none_A1 = rows_AD.new_zeros(len(rows_AD), 1)
-        return Memory(start_AD, none_A1, none_A1, none_A1 + round).joined()
+        return Memory(start_AD, leans_AKS, none_A1, none_A1, none_A1 + round).joined()
 
     def start(
         self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: Literal["train", "agree"]
     ) -> PendingMix:
-        memory = Memory.split(memory_AM)
+        memory = Memory.split(memory_AM, self.senders)
         sent_AD = self._told(exchange, rows_AD, memory)
         turn = memory.round_A1[0, 0] if self.changes else None
         pending = exchange.swap(sent_AD.contiguous().view(torch.uint8), kind, rows_AD, turn)
 
         def wait() -> tuple[Tensor, Tensor]:
-            mixed_AD, clipped_A, refused_A = mixed(rows_AD, pending.wait(), self.clip)
+            mixed_AD, after = mixed(rows_AD, pending.wait(), memory, self.clip)
             pending.mixed(mixed_AD, 1.0)
-            clipped_A1, refused_A1 = memory.clipped_A1 + clipped_A[:, None], memory.refused_A1 + refused_A[:, None]
-            return mixed_AD, Memory(memory.start_AD, clipped_A1, refused_A1, memory.round_A1 + 1).joined()
+            return mixed_AD, after.joined()
 
         return PendingMix(wait)
 
@@ -97,7 +106,7 @@ class Checked:
         return None
 
     def looked(self, memory_AM: Tensor) -> Looked | None:
-        memory = Memory.split(memory_AM)
+        memory = Memory.split(memory_AM, self.senders)
         return Looked(int(memory.clipped_A1.sum()), int(memory.refused_A1.sum()))
 
     def _told(self, exchange: Exchange, rows_AD: Tensor, memory: Memory) -> Tensor:
@@ -121,28 +130,35 @@ class Checked:
         return others.get(lie, rows_AD.new_full((), float("nan")).expand_as(rows_AD))
 
 
-def mixed(rows_AD: Tensor, heard: Heard, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(rows mixed with what was heard, messages of each agent [A] that were clipped, and that were refused)."""
+def mixed(rows_AD: Tensor, heard: Heard, memory: Memory, clip: bool) -> tuple[Tensor, Memory]:
+    """(rows mixed with what was heard, the memory after it)."""
     heard_HD = heard.packed_HB.view(rows_AD.dtype)
 
     def differences(senders_A: Tensor) -> Tensor:
         return heard_HD.index_select(0, senders_A) - rows_AD
 
-    columns = list(zip(heard.senders_AK.mT, heard.weights_AK.mT, strict=True))
-    far_AK = torch.stack([differences(senders_A).norm(dim=1) for senders_A, _ in columns], 1)
-    is_finite_AK, is_heard_AK = far_AK.isfinite(), heard.weights_AK != 0
+    columns, signs_D = list(zip(heard.senders_AK.mT, heard.weights_AK.mT, strict=True)), signs(rows_AD)
+    looks = [_look(differences(senders_A), signs_D) for senders_A, _ in columns]
+    far_AK, seen_AKS = (torch.stack(parts, 1) for parts in zip(*looks, strict=True))
+    is_heard_AK, is_finite_AK = heard.weights_AK != 0, far_AK.isfinite()
     counts_AK = is_heard_AK & is_finite_AK
-    limit_A1 = SLACK * middle(far_AK, counts_AK)[:, None]
-    share_AK = torch.ones_like(far_AK)
-    if clip:
-        share_AK = (limit_A1 / far_AK).clamp(max=1) * (FAR * limit_A1 / far_AK).clamp(max=1)
-        share_AK = torch.where(far_AK > 0, share_AK, 1)
+    leans_AKS, lean_AK = _remembered(memory.leans_AKS, seen_AKS, counts_AK)
+    share_AK = shares(far_AK, counts_AK) * shares(lean_AK, counts_AK) if clip else torch.ones_like(far_AK)
     mixed_AD = rows_AD
     for number, (senders_A, weights_A) in enumerate(columns):
         part_A1 = (weights_A * share_AK[:, number])[:, None]
         mixed_AD = mixed_AD + torch.where(counts_AK[:, number, None], part_A1 * differences(senders_A), 0)
-    clipped_A = (counts_AK & (share_AK < 1)).sum(1)
-    return mixed_AD, clipped_A.to(rows_AD), (is_heard_AK & ~is_finite_AK).sum(1).to(rows_AD)
+    clipped_A1 = memory.clipped_A1 + (counts_AK & (share_AK < 1)).sum(1, keepdim=True)
+    refused_A1 = memory.refused_A1 + (is_heard_AK & ~is_finite_AK).sum(1, keepdim=True)
+    return mixed_AD, Memory(memory.start_AD, leans_AKS, clipped_A1, refused_A1, memory.round_A1 + 1)
+
+
+def shares(far_AK: Tensor, counts_AK: Tensor) -> Tensor:
+    """What of a difference counts: all of it up to `SLACK` times the middle one, no more than that up to `FAR` times as
+    far, and beyond the less the further. Laws: from 0 to 1, and the middle one counts in full."""
+    limit_A1 = SLACK * middle(far_AK, counts_AK)[:, None]
+    share_AK = (limit_A1 / far_AK).clamp(max=1) * (FAR * limit_A1 / far_AK).clamp(max=1)
+    return torch.where((far_AK > 0) & counts_AK, share_AK, 1)
 
 
 def middle(far_AK: Tensor, counts_AK: Tensor) -> Tensor:
@@ -150,3 +166,26 @@ def middle(far_AK: Tensor, counts_AK: Tensor) -> Tensor:
     sorted_AK = torch.where(counts_AK, far_AK, float("inf")).sort(1).values
     place_A1 = ((counts_AK.sum(1, keepdim=True) - 1) // 2).clamp(min=0)
     return torch.where(counts_AK.any(1), sorted_AK.gather(1, place_A1)[:, 0], 0)
+
+
+def signs(rows_AD: Tensor) -> Tensor:
+    """+1 or -1 for each number, by a hash of its place [D]."""
+    places_D = torch.arange(rows_AD.shape[1], device=rows_AD.device)
+    return 1 - 2 * (quantised.hashed(places_D) >> 7 & 1).to(rows_AD.dtype)
+
+
+def _look(differ_AD: Tensor, signs_D: Tensor) -> tuple[Tensor, Tensor]:
+    """(how far [A], a sketch of where to [A, S]). Law: a sketch is linear, and about as long as what it is of."""
+    signed_AD = differ_AD * signs_D
+    padded_AX = torch.nn.functional.pad(signed_AD, (0, -signed_AD.shape[1] % SKETCH))
+    return differ_AD.norm(dim=1), padded_AX.unflatten(1, (-1, SKETCH)).sum(1)
+
+
+def _remembered(leans_AKS: Tensor, seen_AKS: Tensor, counts_AK: Tensor) -> tuple[Tensor, Tensor]:
+    """(sketches after this round; how long they are, for each sender). A sender that there was no room for, where the
+    graph has healed, is known by this round alone."""
+    known = min(leans_AKS.shape[1], seen_AKS.shape[1])
+    new_AKS = KEEP * leans_AKS[:, :known] + (1 - KEEP) * seen_AKS[:, :known]
+    new_AKS = torch.where(counts_AK[:, :known, None], new_AKS, leans_AKS[:, :known])
+    lean_AK = torch.cat([new_AKS, (1 - KEEP) * seen_AKS[:, known:]], 1).norm(dim=2)
+    return torch.cat([new_AKS, leans_AKS[:, known:]], 1), lean_AK

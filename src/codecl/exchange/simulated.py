@@ -64,6 +64,10 @@ class Simulated:
                 sums[parent][name] = sums[parent][name] + tensor
         return sums[root]
 
+    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """Without masks: all agents are in one process, and masks cancel exactly."""
+        return self.reduce(root, parts)
+
     def flood(self, root: int, payload: Tensors | None) -> Flood:
         assert payload is not None, "all agents live here, the root too"
         sends = len(self.topology.tree(root))

@@ -68,6 +68,7 @@ class Method(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid")
     grows: ClassVar[bool] = False  # a core space from agents' images: each needs growth.min_images of them
     needs_gradient: ClassVar[bool] = False  # `step` counts in its units: other optimizers than sgd are refused
+    looks_at_images: ClassVar[bool] = True  # `remember` does: privacy of gradients does not cover what it sends
     each_task_alone: ClassVar[bool] = False  # scored right after each task: an upper bound, not continual learning
 
     @abstractmethod

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from codecl.data.task import TaskData
 from codecl.exchange import Exchange
 from codecl.methods.base import TaskEnd, TaskEndSize, TaskSizes
-from codecl.space import growth
+from codecl.space import fixed_point, growth
 from codecl.space.growth import Bases, GrowthConfig, Moments
 from codecl.space.layers import Layer
 from codecl.space.layout import Parameters
@@ -43,9 +43,16 @@ class Look(NamedTuple):
 
         if self.growth.subspace_from == "all":
             parts = [growth.packed(of_agent(agent)) for agent in self.exchange.agents]
-            reduced = self.exchange.reduce(self.chosen, parts)
+            reduced = self._summed(parts)
             return None if reduced is None else growth.unpacked(reduced)
         return of_agent(self.chosen) if self.chosen in self.exchange.agents else None
+
+    def _summed(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor] | None:
+        """Of all agents, at the chosen one; `masked`: nobody sees more than the sum, in fixed point."""
+        if self.growth.pool == "plain":
+            return self.exchange.reduce(self.chosen, parts)
+        reduced = self.exchange.pool(self.chosen, [fixed_point.fixed(part, self.data.agents) for part in parts])
+        return None if reduced is None else fixed_point.floating(reduced)
 
 
 def grown(end: TaskEnd) -> dict[str, Tensor] | None:

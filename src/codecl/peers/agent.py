@@ -10,10 +10,11 @@ from typing import NamedTuple
 from codecl.data import verdicts
 from codecl.errors import RunFailed
 from codecl.exchange import digest
-from codecl.peers import certificates, fleet, next_task
+from codecl.peers import fleet, next_task
 from codecl.peers.decisions import Rounds
 from codecl.peers.fleet import Member, check_offered
 from codecl.peers.history import History, NodeIdentity
+from codecl.peers.keys import Keys
 from codecl.peers.links import Links
 from codecl.peers.next_task import COMMITS, Before
 from codecl.peers.node import Node, OutOfSync
@@ -26,6 +27,7 @@ from codecl.runs.writer import folder_of as run_folder_of
 from codecl.space import norms
 from codecl.train import events
 from codecl.train.loop import at_rest, train
+from codecl.train.privacy import SecretNoise
 from codecl.train.scoring import evaluate
 from codecl.train.state import Setup, State, TaskPosition
 from codecl.train.task_end import unpack
@@ -52,13 +54,15 @@ def folder_of(config: RunConfig, out: Path, agent: int) -> Path:
     return run_folder_of(config, out) / f"agent-{agent}"
 
 
-def take_part_on(path: Path, out: Path | None = None, again: bool = False) -> Iterator[Taken]:
+def take_part_on(path: Path, out: Path | None = None, again: bool = False, allow_code: bool = False) -> Iterator[Taken]:
     """As the agent that an agent.yaml describes: its run, and one more for each next task that it was given
-    meanwhile."""
+    meanwhile. `allow_code`: run the code that the fleet's config names."""
     member = fleet.read(path)
+    next_task.check_code(member.fleet, path, allow_code)
     yield take_part(member, out, again)
     while next_task.take_next(member):
         member = fleet.read(path)
+        next_task.check_code(member.fleet, path, allow_code)
         yield take_part(member, out)
 
 
@@ -77,9 +81,13 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
     node = partial(Node, identity=identity, rules=rules)
     with compute_settings(device), seeded(config.seed, "trial", device):
         setup, state = build_setup(config, data, device, exchange=node, past=past)
+    if setup.privacy.is_on:  # the seed is everyone's
+        setup = setup._replace(noise=SecretNoise())
+        for task in setup.tasks:
+            task.draw_in_secret()
     growth = setup.growth.model_copy(update={"min_images": max(rules.min_images, setup.growth.min_images)})
     for task in setup.tasks if setup.method.grows else ():  # what an agent grows goes to strangers, and shows images
-        growth.check(task.name, len(task.partition[agent]))
+        growth.check(task.name, min(map(len, task.partition)))  # all agents refuse, and none waits for another
     if config.train.execution == "auto":  # one agent: nothing to stack
         setup = setup._replace(execution="loop")
     going_on = not again and next_task.was_at_work(folder, member)
@@ -107,18 +115,15 @@ def _next_start(before: Before, folder: Path, config: RunConfig, setup: Setup) -
 
 def identity_of(member: Member) -> NodeIdentity:
     """Who this agent is, and how it signs and checks what others signed."""
-
-    def check(agent: int, data: bytes, signature: bytes) -> bool:
-        return certificates.signed_by(member.fleet.addresses[agent].certificate, data, signature)
-
-    sign = partial(certificates.sign, member.identity.key)
-    return NodeIdentity(member.identity.agent, member.fleet.name, sign, check)
+    keys = Keys(member)
+    return NodeIdentity(member.identity.agent, member.fleet.name, keys.sign, keys.check, keys)
 
 
 def connect(member: Member, node: Node) -> Links:
     """Links that fill this node."""
     addresses = {agent: address.target for agent, address in enumerate(member.fleet.addresses)}
-    return Links(node, member.identity, addresses | member.settings.reach, member.listen)
+    assert node.identity.keys is not None
+    return Links(node, node.identity.keys, addresses | member.settings.reach, member.listen)
 
 
 def _own(member: Member) -> RunConfig:
@@ -227,7 +232,7 @@ class PeerRun:
         point = self.node.rejoin(self._rounds)
         self._notes()
         if self.history.ids != before:
-            self.history.save(self.writer.folder / COMMITS)
+            self.writer.attempt("commits", partial(self.history.save, self.writer.folder / COMMITS))
             state = self._state()
             if state.kept and self._ends(self.history.ids) != self._ends(before):
                 self.writer.state = state
@@ -284,7 +289,7 @@ class PeerRun:
         else:
             self.writer.event(event)
         if isinstance(event, events.Flooded | events.DirectionsChosen):
-            self.history.save(self.writer.folder / COMMITS)
+            self.writer.attempt("commits", partial(self.history.save, self.writer.folder / COMMITS))
 
     def _notes(self) -> None:
         for note in self.node.journal.take_notes():

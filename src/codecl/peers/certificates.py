@@ -23,7 +23,8 @@ except ImportError as error:
 
 Key = ec.EllipticCurvePrivateKey
 Certificate = x509.Certificate
-YEARS, DAY = 10, datetime.timedelta(days=1)
+DAY = datetime.timedelta(days=1)
+AUTHORITY_DAYS, AGENT_DAYS = 3652, 365  # for which certificates are valid
 SHA256 = hashes.SHA256()
 PURPOSES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
@@ -53,9 +54,24 @@ def new_key() -> Key:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def key_pem(key: Key) -> bytes:
-    kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, kind, plain)
+def key_pem(key: Key, passphrase: str = "") -> bytes:
+    """PKCS8, encrypted where there is a passphrase."""
+    how: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        how = serialization.BestAvailableEncryption(passphrase.encode())
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+
+
+def load_key(text: bytes, passphrase: str = "") -> Key:
+    """ValueError for what is not a key of ours, or not with this passphrase; TypeError where it needs one."""
+    key = serialization.load_pem_private_key(text, passphrase.encode() if passphrase else None)
+    if not isinstance(key, Key):
+        raise ValueError("not an elliptic-curve key")
+    return key
+
+
+def is_encrypted(text: bytes) -> bool:
+    return b"ENCRYPTED PRIVATE KEY" in text
 
 
 def pem(certificate: Certificate) -> bytes:
@@ -64,27 +80,29 @@ def pem(certificate: Certificate) -> bytes:
 
 def of_authority(fleet: str, key: Key) -> Certificate:
     """It may sign agents, and no further authority."""
-    return _builder(f"authority.{fleet}.codecl", None, key).sign(key, SHA256)
+    return _builder(f"authority.{fleet}.codecl", None, key, AUTHORITY_DAYS).sign(key, SHA256)
 
 
-def of_agent(name: str, host: str, key: Key, authority: Certificate, authority_key: Key) -> Certificate:
-    """It may serve and call, under its name and at its host."""
+def of_agent(
+    name: str, host: str, key: Key, authority: Certificate, authority_key: Key, days: float = AGENT_DAYS
+) -> Certificate:
+    """It may serve and call, under its name and at its host, for so many days."""
     ip = ip_of(host)
     hosts = [x509.DNSName(name), x509.IPAddress(ip) if ip else x509.DNSName(host)]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    new = _builder(name, authority.subject, key)
+    new = _builder(name, authority.subject, key, days)
     new = new.add_extension(x509.ExtendedKeyUsage(PURPOSES), critical=False)
     new = new.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return new.add_extension(issuer, critical=False).sign(authority_key, SHA256)
 
 
-def _builder(name: str, issuer: x509.Name | None, key: Key) -> x509.CertificateBuilder:
+def _builder(name: str, issuer: x509.Name | None, key: Key, days: float) -> x509.CertificateBuilder:
     """What every certificate says; one without an issuer signs others."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     public, signs_others = key.public_key(), issuer is None
     new = x509.CertificateBuilder(issuer or subject, subject, public, x509.random_serial_number())
     now = datetime.datetime.now(datetime.UTC)
-    new = new.not_valid_before(now - DAY).not_valid_after(now + YEARS * 365.25 * DAY)  # a day earlier: clocks differ
+    new = new.not_valid_before(now - DAY).not_valid_after(now + days * DAY)  # a day earlier: clocks differ
     new = new.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     constraints = x509.BasicConstraints(ca=signs_others, path_length=0 if signs_others else None)
     signs = {"key_cert_sign": signs_others, "crl_sign": signs_others, "digital_signature": not signs_others}
@@ -103,6 +121,15 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def load(text: bytes | str) -> Certificate:
     """ValueError for what is not a certificate."""
     return x509.load_pem_x509_certificate(text.encode() if isinstance(text, str) else text)
+
+
+def load_der(data: bytes) -> Certificate:
+    """ValueError for what is not a certificate."""
+    return x509.load_der_x509_certificate(data)
+
+
+def der(certificate: Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def issued(certificate: Certificate, authority: Certificate) -> bool:
@@ -127,10 +154,7 @@ def holder(certificate: Certificate, fleet: str) -> int | None:
 
 def sign(key: bytes, data: bytes) -> bytes:
     """A signature of `data` by this key; ValueError for what is not a key of ours."""
-    private = serialization.load_pem_private_key(key, password=None)
-    if not isinstance(private, Key):
-        raise ValueError("not an elliptic-curve key")
-    return private.sign(data, ec.ECDSA(SHA256))
+    return load_key(key).sign(data, ec.ECDSA(SHA256))
 
 
 def signed_by(certificate: bytes | str, data: bytes, signature: bytes) -> bool:

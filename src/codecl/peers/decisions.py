@@ -22,6 +22,9 @@ class PeersConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, v
     deadline: float | None = Field(5.0, gt=0, description="seconds a step waits for a neighbour; null: for ever")
     silence: float = Field(30.0, gt=0, description="seconds without a sign of life: the agent counts as dead")
     meet: float = Field(600.0, gt=0, description="seconds to wait for the others at the start")
+    patience: float | None = Field(
+        600.0, gt=0, description="seconds that one agent may cost a task, beside as long again as it took; null: any"
+    )
     min_images: int = Field(16, ge=1, description="least number of images from which an agent may grow")
 
     @field_validator("silence")

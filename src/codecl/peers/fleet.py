@@ -4,7 +4,6 @@ made and checked."""
 
 import datetime
 import ipaddress
-import os
 import re
 import secrets
 from collections import Counter
@@ -20,12 +19,14 @@ from codecl.exchange import topology as topologies
 from codecl.peers import certificates
 from codecl.peers.certificates import Certificate, Identity, Key, holder, ip_of, issued, name_of
 from codecl.peers.decisions import PeersConfig
+from codecl.peers.keyfiles import read_key, write_key
+from codecl.runs import code, yamlfile
 from codecl.runs import config as configs
-from codecl.runs import yamlfile
 from codecl.runs.config import RunConfig
 
 ANEW = "make the fleet anew with `codecl peer init`"
 AGAIN = "take the agent's folder as `codecl peer init` made it"
+RENEW = "run `codecl peer renew` where the authority's key is, and copy the new key.pem and certificate.pem here"
 
 
 class Address(BaseModel, frozen=True, extra="forbid"):
@@ -169,14 +170,17 @@ def check_offered(config: RunConfig) -> None:
 
 def own_files(config: RunConfig) -> list[str]:
     """Files of the user's own code that the config names, and every agent needs."""
-    named = (config.model.name, config.method.name, config.topology.name, config.data.stream)
-    return list(dict.fromkeys(name.rpartition(":")[0] for name in named if name.rpartition(":")[0].endswith(".py")))
+    files = [name.rpartition(":")[0] for name in code.names(config)]
+    return [file for file in dict.fromkeys(files) if file.endswith(".py")]
 
 
-def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path) -> list[Path]:
+def init(
+    config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersConfig, folder: Path, passphrase: str = ""
+) -> list[Path]:
     """Make a fleet's files: `fleet.yaml`, `authority/`, and for each agent a folder with all that its machine needs.
 
-    Gives each `agent.yaml`. The authority's key signs agents and nothing else: put it away when they are made."""
+    Gives each `agent.yaml`. The authority's key, encrypted with the passphrase if there is one, signs agents and lists
+    of revoked ones: put it away when they are made."""
     check_offered(config)
     topologies.build(config.topology, config.agents, config.seed)  # one that cannot be is refused here
     if len(addresses) != config.agents:
@@ -207,28 +211,27 @@ def init(config: RunConfig, addresses: Sequence[tuple[str, int]], peers: PeersCo
         authority=certificates.pem(authority).decode(),
     )
     try:
-        return _write(fleet, folder, authority_key, keys)
+        return _write(fleet, folder, certificates.key_pem(authority_key, passphrase), keys)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror or error}); choose another folder") from error
 
 
-def _write(fleet: Fleet, folder: Path, authority: Key, keys: Sequence[Key]) -> list[Path]:
+def _write(fleet: Fleet, folder: Path, authority: bytes, keys: Sequence[Key]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     _write_secret(folder / "authority", authority, fleet.authority)
     files = [folder / f"agent-{agent}" / "agent.yaml" for agent in range(len(keys))]
     for agent, (file, key) in enumerate(zip(files, keys, strict=True)):
-        _write_secret(file.parent, key, fleet.addresses[agent].certificate)
+        _write_secret(file.parent, certificates.key_pem(key), fleet.addresses[agent].certificate)
         file.write_text(AgentFile(agent=agent).dump(), encoding="utf-8")
     for owner in (folder, *(file.parent for file in files)):
         (owner / "fleet.yaml").write_text(fleet.dump(), encoding="utf-8")
     return files
 
 
-def _write_secret(folder: Path, key: Key, certificate: str) -> None:
+def _write_secret(folder: Path, key: bytes, certificate: str) -> None:
     """A folder for its owner alone, with a key that never was anyone else's to read."""
     folder.mkdir(mode=0o700)
-    with os.fdopen(os.open(folder / "key.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(certificates.key_pem(key))
+    write_key(folder / "key.pem", key)
     (folder / "certificate.pem").write_text(certificate, encoding="utf-8")
 
 
@@ -240,13 +243,13 @@ def read(path: Path) -> Member:
     if settings.agent >= len(fleet.addresses):
         last = len(fleet.addresses) - 1
         raise ConfigError(f"{path}: agent: {settings.agent} is not allowed; {at_fleet} has agents 0 to {last}")
-    return Member(fleet, _identity(fleet, settings, path), settings, path.parent)
+    return Member(fleet, identity(fleet, settings, path), settings, path.parent)
 
 
-def _identity(fleet: Fleet, settings: AgentFile, path: Path) -> Identity:
-    """Key and certificate of the agent, which fit each other and the fleet."""
+def identity(fleet: Fleet, settings: AgentFile, path: Path) -> Identity:
+    """Key and certificate of the agent, which fit each other and the fleet; they may be newer than fleet.yaml."""
     agent, at_key, at = settings.agent, path.parent / settings.key, path.parent / settings.certificate
-    key, pem = yamlfile.read_bytes(at_key, AGAIN), yamlfile.read_bytes(at, AGAIN)
+    key, pem = read_key(at_key, AGAIN), yamlfile.read_bytes(at, AGAIN)
     try:
         certificate = certificates.load(pem)
     except ValueError:
@@ -256,11 +259,11 @@ def _identity(fleet: Fleet, settings: AgentFile, path: Path) -> Identity:
         raise ConfigError(f"{at}: is not a certificate of fleet {fleet.name}; {AGAIN}")
     if named != agent:
         raise ConfigError(f"{at}: is of agent {named}, but {path} says agent {agent}; {AGAIN}")
-    if certificate != certificates.load(fleet.addresses[agent].certificate):
-        raise ConfigError(f"{at}: is not the certificate of agent {agent} in {settings.fleet}; {AGAIN}")
+    if not issued(certificate, certificates.load(fleet.authority)):
+        raise ConfigError(f"{at}: is not signed by the authority of fleet {fleet.name}; {AGAIN}")
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not first <= datetime.datetime.now(datetime.UTC) <= last:
-        raise ConfigError(f"{at}: is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; set the clock right, or {ANEW}")
+        raise ConfigError(f"{at}: is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; set the clock right, or {RENEW}")
     try:
         fits = certificates.signed_by(pem, b"codecl", certificates.sign(key, b"codecl"))
     except (ValueError, TypeError):

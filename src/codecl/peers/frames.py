@@ -26,7 +26,7 @@ message Header {
   uint64 kind = 1; string fleet = 2; uint64 sender = 3; uint64 stage = 4; uint64 step = 5; bytes commit = 6;
   bool busy = 7; bool degraded = 8; bool hears = 9; repeated uint64 beats = 10; repeated uint64 positions = 11;
   uint64 root = 12; uint64 number = 13; repeated bytes history = 14; bytes manifest = 15; bytes signature = 16;
-  repeated TensorSpec tensors = 17;
+  repeated TensorSpec tensors = 17; string roster = 18;
 }
 """
 
@@ -44,6 +44,8 @@ class FrameKind(IntEnum):
     SUM = 6  # sums on their way up a tree
     FULL = 7  # coordinates in full, for one who joins where rows are bytes
     JOIN = 8  # wait for my rows again, from the next step on
+    POOL = 9  # what was said of sums under masks
+    KEYS = 10  # the list of revoked certificates, and those of agents that are back
 
 
 class Position(NamedTuple):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -26,7 +26,10 @@ from codecl.peers import decisions
 from codecl.peers.decisions import Rank
 from codecl.peers.frames import BadFrame
 
-MAX_CANDIDATES = 16  # commits that wait to be taken
+if TYPE_CHECKING:
+    from codecl.peers.keys import Keys
+
+MAX_CANDIDATES = 16  # commits of a neighbour that wait to be taken
 Check = Callable[[int, bytes, bytes], bool]  # agent, what it should have signed, signature
 
 
@@ -37,6 +40,7 @@ class NodeIdentity(NamedTuple):
     fleet: str
     sign: Callable[[bytes], bytes]
     check: Check
+    keys: "Keys | None" = None  # None: nobody can be revoked
 
 
 class Manifest(BaseModel, frozen=True, strict=True):
@@ -124,6 +128,8 @@ class History:
         self.start, self.kept, self.commits = start, frozenset(kept), list[Commit]()
         self.openings, self.added = frozenset(openings), dict(added)
         self.candidates: list[Commit] = []  # that arrived and may be taken
+        self._from: dict[bytes, int] = {}  # the neighbour that sent a candidate, by the candidate's id
+        self.max_bytes = 1 << 40  # of the candidates of a neighbour
 
     @property
     def ids(self) -> list[bytes]:
@@ -204,13 +210,24 @@ class History:
         ]
         return replaced
 
-    def add_candidate(self, commit: Commit) -> None:
-        """Kept once, all of it rather than some. Law: what is kept is bounded."""
+    def add_candidate(self, commit: Commit, sender: int = 0) -> None:
+        """Kept once, all of it rather than some. Law: what is kept of a sender is bounded, in number and bytes: its
+        oldest make room, and nobody else's."""
         is_known = any(known.id == commit.id and known.is_complete >= commit.is_complete for known in self.candidates)
         taken = [known.id for known in self.commits]
-        if not is_known and (commit.id not in taken or self.is_completed_by(commit)):
-            others = [known for known in self.candidates if known.id != commit.id]
-            self.candidates = [*others[1 - MAX_CANDIDATES :], commit]
+        if is_known or (commit.id in taken and not self.is_completed_by(commit)):
+            return
+        others = [known for known in self.candidates if known.id != commit.id]
+        self._from = {known.id: self._from[known.id] for known in others} | {commit.id: sender}
+        self.candidates = [*others, commit]
+        ours = [known for known in self.candidates if self._from[known.id] == sender]
+        while len(ours) > MAX_CANDIDATES or (len(ours) > 1 and sum(map(_nbytes, ours)) > self.max_bytes):
+            oldest = ours.pop(0)
+            self.candidates = [known for known in self.candidates if known is not oldest]
+
+    def forget_of(self, growers: Collection[int]) -> None:
+        """Candidates that these agents grew."""
+        self.candidates = [known for known in self.candidates if known.facts.grower not in growers]
 
     def save(self, folder: Path) -> None:
         """A file a stage, for a restart."""
@@ -221,7 +238,7 @@ class History:
 
     def load(self, folder: Path, fleet: str, agents: int, check: Check) -> None:
         """Take up what was saved, checked like what arrives, as far as a state can be made from it."""
-        with suppress(OSError, SafetensorError, KeyError, ValueError, BadFrame):
+        with suppress(OSError, SafetensorError, KeyError, ValueError, TypeError, BadFrame):
             for number in count(1):
                 with safe_open(folder / f"{number}.safetensors", "pt") as file:
                     about = file.metadata()
@@ -231,3 +248,7 @@ class History:
                     break
         while not self.is_complete:
             self.commits.pop()
+
+
+def _nbytes(commit: Commit) -> int:
+    return len(commit.manifest) + sum(value.nbytes for value in commit.tensors.values())

@@ -1,10 +1,12 @@
 """Connections between neighbours: gRPC with mutual TLS, one a pair, dialled by the agent with the lower number.
 
 TLS checks that the other side holds a certificate of this fleet's authority; here is checked that it is the neighbour
-that the topology says. Whoever else knocks is refused and logged.
+that the topology says, and that its certificate is not revoked. Who is dialled proves which certificate it has by a
+signature, since gRPC does not tell. Whoever else knocks is refused and logged.
 """
 
 import logging
+import secrets
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -17,10 +19,11 @@ import grpc
 
 from codecl.errors import ConfigError
 from codecl.exchange.base import Tensors
-from codecl.peers import frames
-from codecl.peers.certificates import Identity, agent_of, name_of
+from codecl.peers import certificates, frames, limits
+from codecl.peers.certificates import Certificate, Identity, agent_of, name_of
 from codecl.peers.frames import BadFrame, FrameKind, tensor_bytes
 from codecl.peers.history import Commit, History
+from codecl.peers.keys import Keys, Untrusted
 from codecl.peers.membership import log
 from codecl.train.events import LinkBytes
 
@@ -32,16 +35,23 @@ RETRY_S, MAX_RETRY_S = 0.1, 2.0
 LEAVE_S = 10.0  # for what is on its way out when an agent ends, at most: a commit may be large, a link slow
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
 MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
+STALL_S, SLOW_BYTES = 30.0, 100_000  # a frame may take so many seconds, and one more for so many bytes
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
+TOO_OFTEN = 20  # refusals of one member that are recorded, once
+NONCE, PROOF, CERTIFICATE = "codecl-nonce-bin", "codecl-proof-bin", "codecl-certificate-bin"  # metadata of a call
 
 
 class Link:
-    """One way out to a neighbour: frames wait here until gRPC takes them."""
+    """One way out to a neighbour: frames wait here until gRPC takes them. Law: `max_rows` rows and `max_bytes` of other
+    frames wait at most, and no frame is on its way for longer than its size allows; else the link is closed."""
 
-    def __init__(self, peer: int, max_rows: int, counts: Counter[str]) -> None:
-        self.peer, self.max_rows, self.counts = peer, max_rows, counts
+    def __init__(self, peer: int, max_rows: int, counts: Counter[str], max_bytes: int = 1 << 40) -> None:
+        self.peer, self.max_rows, self.counts, self.max_bytes = peer, max_rows, counts, max_bytes
         self.open, self.why = True, ""
+        self.certificate: Certificate | None = None  # by which the neighbour proved who it is
         self._out: deque[tuple[bytes, bool]] = deque()
+        self._bytes = 0  # that wait and may not be dropped
+        self._until = float("inf")  # the frame that is on its way should be out
         self._changed = threading.Condition()
         self.cancel: Callable[[], Any] = lambda: None  # ends what waits for a neighbour that takes nothing
 
@@ -51,12 +61,14 @@ class Link:
             size = tensor_bytes(data)
             self.counts.update(sent=size, headers_sent=len(data) - size)
             self._out.append((data, may_drop))
+            self._bytes += 0 if may_drop else len(data)
             waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
             if len(waiting) > self.max_rows:
                 del self._out[waiting[0]]
-            full = len(self._out) > MAX_WAITING
+            full = len(self._out) > MAX_WAITING or self._bytes > self.max_bytes
+            stalled = time.monotonic() > self._until
             self._changed.notify()
-        if full:
+        if full or stalled:
             self.close("it takes nothing")
 
     @property
@@ -65,14 +77,22 @@ class Link:
         with self._changed:
             return sum(not drop for _, drop in self._out)
 
+    def has_room(self) -> bool:
+        """For another large frame."""
+        with self._changed:
+            return self._bytes < self.max_bytes / 2
+
     def frames(self) -> Iterator[bytes]:
         while True:
             with self._changed:
+                self._until = float("inf")
                 while not self._out and self.open:
                     self._changed.wait()
                 if not self._out:  # closed, and all is out
                     return
-                data, _ = self._out.popleft()
+                data, may_drop = self._out.popleft()
+                self._bytes -= 0 if may_drop else len(data)
+                self._until = time.monotonic() + STALL_S + len(data) / SLOW_BYTES
             yield data
 
     def close(self, why: str = "", at_once: bool = True) -> None:
@@ -80,6 +100,7 @@ class Link:
             self.open, self.why = False, self.why or why
             if at_once:
                 self._out.clear()
+                self._bytes = 0
             self._changed.notify_all()
         if at_once:
             self.cancel()
@@ -88,14 +109,16 @@ class Link:
 class Links:
     """The connections of one agent. Its node is told of frames and changes from threads of their own."""
 
-    def __init__(self, node: "Node", identity: Identity, addresses: Mapping[int, str], listen: str) -> None:
-        self.node, self.me, self.identity, self.addresses = node, identity.agent, identity, addresses
+    def __init__(self, node: "Node", keys: Keys, addresses: Mapping[int, str], listen: str) -> None:
+        self.node, self.me, self.keys, self.addresses = node, keys.identity.agent, keys, addresses
         self._counts: dict[int, Counter[str]] = defaultdict(Counter)  # LinkBytes by neighbour, over all links to it
         self._links: dict[int, Link] = {}
         self._dialled: dict[int, threading.Event] = {}  # whom we dial -> set when we should stop
         self._dialling: dict[threading.Thread, Link] = {}  # with what each tries now
         self._lock = threading.Lock()
         self._not_before: dict[int, float] = {}  # who has to wait: it dials over and over, or sent what does not fit
+        self._dialled_at: dict[int, float] = {}  # when each neighbour that dials us was last let in
+        self._refused: Counter[int] = Counter()  # how often a neighbour came too soon
         self._options = [
             ("grpc.max_receive_message_length", node.max_bytes + GRPC_SLACK),
             ("grpc.max_send_message_length", -1),
@@ -109,17 +132,23 @@ class Links:
             ("grpc.so_reuseport", 0),
         ]
         self._workers = ThreadPoolExecutor(len(addresses) + 4, thread_name_prefix="served")
-        self._server = grpc.server(self._workers, options=self._options)
+        calls = limits.MAX_CALLS * len(addresses)
+        options = [*self._options, *limits.server_options()]
+        self._server = grpc.server(self._workers, options=options, maximum_concurrent_rpcs=calls)
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
-        pair = [(identity.key, identity.certificate)]
-        credentials = grpc.ssl_server_credentials(pair, identity.authority, require_client_auth=True)
+        credentials = grpc.dynamic_ssl_server_credentials(self._served(), self._served, True)
         bound = 0
         with suppress(RuntimeError):
             bound = self._server.add_secure_port(listen, credentials)
         if not bound:
             raise ConfigError(f"listen: {listen} cannot be listened on; is another agent running there?")
         self._server.start()
+
+    def _served(self) -> grpc.ServerCertificateConfiguration:
+        """Key and certificate as they are now: gRPC asks whenever somebody dials."""
+        us = self.keys.identity
+        return grpc.ssl_server_certificate_configuration([(us.key, us.certificate)], us.authority)
 
     @property
     def up(self) -> set[int]:
@@ -150,6 +179,19 @@ class Links:
         for link in others:
             link.close("no longer a neighbour")
 
+    def close_untrusted(self) -> None:
+        """Close links to those whose certificate holds no longer."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            try:
+                if link.certificate is not None:
+                    self.keys.still_holds(link.certificate)
+            except Untrusted as error:
+                line = "refused: agent %d, for %s; its link is closed"
+                self.node.journal.log(logging.WARNING, (link.peer, "untrusted"), line, link.peer, error)
+                link.close(str(error))
+
     def close(self) -> None:
         """What is on its way out still leaves."""
         for stop in self._dialled.values():
@@ -168,66 +210,117 @@ class Links:
             thread.join(JOIN_S)
 
     def _dial(self, peer: int, stop: threading.Event) -> None:
-        us = self.identity
-        credentials = grpc.ssl_channel_credentials(us.authority, us.key, us.certificate)
-        options = [*self._options, ("grpc.ssl_target_name_override", name_of(us.fleet, peer))]
-        pause, logged = RETRY_S, ""
-        with grpc.secure_channel(self.addresses[peer], credentials, options) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            while not stop.is_set():
-                link, began = Link(peer, self.node.max_rows, self._counts[peer]), time.monotonic()
-                stream = call(link.frames())
-                link.cancel = stream.cancel
-                self._dialling[threading.current_thread()] = link
-                why = self._read(link, stream, dialled=True)
-                stream.cancel()
-                if stop.is_set():
-                    break
-                if why != logged:
-                    about = peer, self.addresses[peer], why
-                    self.node.journal.log(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
-                pause = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(1.5 * pause, MAX_RETRY_S)
-                logged = why
-                stop.wait(pause)
+        """Dial until told to stop; with new keys over a new channel."""
+        while not stop.is_set():
+            us = self.keys.identity
+            credentials = grpc.ssl_channel_credentials(us.authority, us.key, us.certificate)
+            options = [*self._options, ("grpc.ssl_target_name_override", name_of(us.fleet, peer))]
+            with grpc.secure_channel(self.addresses[peer], credentials, options) as channel:
+                call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+                self._dial_over(call, peer, stop, us)
         self._dialling.pop(threading.current_thread(), None)
+
+    def _dial_over(self, call: Any, peer: int, stop: threading.Event, us: Identity) -> None:
+        """As long as we are who the channel says."""
+        pause, logged = RETRY_S, ""
+        while not stop.is_set() and us is self.keys.identity:
+            link, began, nonce = self._new_link(peer), time.monotonic(), secrets.token_bytes(32)
+            stream = call(link.frames(), metadata=((NONCE, nonce),))
+            link.cancel = stream.cancel
+            self._dialling[threading.current_thread()] = link
+            why = self._read(link, stream, nonce)
+            stream.cancel()
+            if stop.is_set():
+                break
+            if why != logged:
+                about = peer, self.addresses[peer], why
+                self.node.journal.log(logging.INFO, (peer, "no link"), "agent %d at %s: no link (%s)", *about)
+            pause = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(1.5 * pause, MAX_RETRY_S)
+            logged = why
+            stop.wait(pause)
+
+    def _new_link(self, peer: int) -> Link:
+        return Link(peer, self.node.max_rows, self._counts[peer], limits.waiting_bytes(self.node.max_bytes))
 
     def _answer(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A neighbour has dialled us."""
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
-        peer = agent_of(self.identity.fleet, names[0]) if names else None
+        peer = agent_of(self.keys.identity.fleet, names[0]) if names else None
         if peer is None or peer >= self.me or not self.node.admits(peer):
             who = f"agent {peer}" if peer is not None else repr(names[0] if names else "nobody")
             line = "refused: %s from %s is no neighbour that dials agent %d"
             self.node.journal.log(logging.WARNING, (who, "refused"), line, who, context.peer(), self.me)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} does not expect {who}")
             return
-        now = time.monotonic()
-        with self._lock:
-            too_soon = now < self._not_before.get(peer, now)
-            if not too_soon:
-                self._not_before[peer] = now + RETRY_S
-        if too_soon:
+        if self._is_too_soon(peer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "too soon after the last time")
             return
-        link = Link(peer, self.node.max_rows, self._counts[peer])
+        link = self._new_link(peer)
+        try:
+            link.certificate = certificates.load(context.auth_context()["x509_pem_cert"][0])
+            self.keys.believe(link.certificate, peer)
+        except Untrusted as error:
+            self.node.journal.log(logging.WARNING, (peer, "untrusted"), "refused: agent %d, for %s", peer, error)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"agent {self.me} refuses agent {peer}: {error}")
+            return
+        self._prove(context, peer)
         link.cancel = context.cancel
         context.add_callback(link.close)
         threading.Thread(target=self._read, args=(link, incoming), name=f"read-{peer}", daemon=True).start()
         yield from link.frames()
 
-    def _read(self, link: Link, incoming: Any, dialled: bool = False) -> str:
-        """Take in frames until the link ends; why it did."""
-        known = not dialled
+    def _is_too_soon(self, peer: int) -> bool:
+        """Whether a neighbour dials again too soon; one that does so over and over is recorded, once."""
+        now = time.monotonic()
+        with self._lock:
+            too_soon = now < self._not_before.get(peer, now)
+            if not too_soon:
+                again = now - self._dialled_at.get(peer, -MAX_RETRY_S) < MAX_RETRY_S
+                self._not_before[peer] = now + (MAX_RETRY_S if again else RETRY_S)
+                self._dialled_at[peer] = now
+            self._refused[peer] += too_soon
+            recorded = too_soon and self._refused[peer] == TOO_OFTEN
+        if recorded:
+            self.node.link_refused(peer, f"it dialled {TOO_OFTEN} times too soon: one link a neighbour")
+        return too_soon
+
+    def _prove(self, context: Any, peer: int) -> None:
+        """To who dialled us, that the certificate which we name is ours."""
+        nonces = [value for name, value in context.invocation_metadata() if name == NONCE]
+        if nonces:
+            us = self.keys.identity
+            proof = certificates.sign(us.key, _claim(us.fleet, peer, self.me, nonces[0][:64]))
+            own = certificates.der(certificates.load(us.certificate))
+            context.send_initial_metadata(((CERTIFICATE, own), (PROOF, proof)))
+
+    def _proven(self, peer: int, nonce: bytes, metadata: Any) -> Certificate:
+        """The certificate of whom we dialled; Untrusted where it is not believed."""
+        said = dict(metadata or ())
+        try:
+            certificate = certificates.load_der(said[CERTIFICATE])
+            claim = _claim(self.keys.identity.fleet, self.me, peer, nonce)
+            fits = certificates.signed_by(certificates.pem(certificate), claim, said[PROOF])
+        except (KeyError, ValueError, TypeError):
+            fits = False
+        if not fits:
+            raise Untrusted("it does not prove which certificate it has")
+        self.keys.believe(certificate, peer)
+        return certificate
+
+    def _read(self, link: Link, incoming: Any, nonce: bytes | None = None) -> str:
+        """Take in frames until the link ends; why it did. `nonce`: what whom we dialled has to sign."""
+        known = nonce is None
         if known:
             self._up(link)
         try:
-            if dialled:
+            if nonce is not None:
                 link.put(b"")
             for data in incoming:
                 if not link.open:  # what is on its way out still leaves, so it is not cancelled here
                     continue
-                if not known:
-                    known = True  # its first frame shows that it took us
+                if not known and nonce is not None:  # its first frame shows that it took us
+                    link.certificate = self._proven(link.peer, nonce, incoming.initial_metadata())
+                    known = True
                     self._up(link)
                 if data:
                     size = tensor_bytes(data)
@@ -240,6 +333,11 @@ class Links:
             with self._lock:
                 self._not_before[link.peer] = time.monotonic() + MAX_RETRY_S
             link.close(f"a frame that does not fit: {error}")
+        except Untrusted as error:
+            line = "refused: agent %d at %s, for %s"
+            where = self.addresses.get(link.peer, "")
+            self.node.journal.log(logging.WARNING, (link.peer, "untrusted"), line, link.peer, where, error)
+            link.close(str(error))
         except grpc.RpcError as error:
             said = getattr(error, "details", lambda: "")() or type(error).__name__
             link.close(str(said).splitlines()[0][:120])
@@ -262,7 +360,13 @@ class Links:
             self._links[link.peer] = link
         if before:
             before.close("it dialled again")
-        self.node.link_changed(link.peer, True, "")
+        is_back = link.certificate is not None and self.keys.met(link.certificate, link.peer)
+        self.node.link_changed(link.peer, True, "", is_back)
+
+
+def _claim(fleet: str, dials: int, dialled: int, nonce: bytes) -> bytes:
+    """What proves a certificate to who dials: of use to nobody else, and once."""
+    return b"codecl link\0" + f"{fleet} {dials} {dialled} ".encode() + nonce
 
 
 class Outbox:
@@ -297,6 +401,8 @@ class Outbox:
         if link is None or link.waiting > 1:
             return None  # it has not taken what it asked for before; it will ask again
         for commit in history.lacking(ids):
+            if not link.has_room():
+                return None
             self.send_commit(peer, commit)
         return link if history.ids == ids else None
 

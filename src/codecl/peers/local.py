@@ -23,18 +23,21 @@ from codecl.runs.writer import folder_of
 
 Show = Callable[[FollowerView], None]
 LOOK_S = 0.5
+FILES = ".fleets"  # the folder, where runs go, of fleets' files
 PORTS = range(20_000, 30_000)
 GRACE_S = 10.0
 
 
 def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Show) -> list[int]:
     """Start all agents, follow what they record, wait for them; gives their exit codes. A fleet that was stopped goes
-    on: its files are kept beside its agents' folders."""
+    on: its files are kept, outside its run's folder since there are keys among them."""
     folder = folder_of(config, out)
     agents = tuple(peer.folder_of(config, out, agent) for agent in range(config.agents))
     follower = Follower(folder, known=[RunFolder(folder, agents)])
-    files = _files(config, rules, folder / "agent-files", again)
-    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *(["--again"] if again else [])]
+    files = _files(config, rules, out / FILES / folder.relative_to(out), again)
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ["--allow-code", *(["--again"] if again else [])]  # the user's own command names what there is
+    command = [sys.executable, "-m", "codecl", "agent", "--out", str(out), *options]
     with _started([[*command, str(file)] for file in files], folder) as processes:
         while any(process.poll() is None for process in processes):
             running = [path for process, path in zip(processes, agents, strict=True) if process.poll() is None]
@@ -45,6 +48,11 @@ def run(config: RunConfig, rules: PeersConfig, out: Path, again: bool, show: Sho
     if not any((path / "metrics.json").is_file() for path in agents):
         raise RunFailed(f"{folder}: no agent came to an end; see {folder / 'agent-0.log'}")
     return [process.returncode for process in processes]
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _files(config: RunConfig, rules: PeersConfig, folder: Path, again: bool) -> list[Path]:

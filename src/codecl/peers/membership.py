@@ -18,7 +18,7 @@ STEPS = 1 << 32  # a position travels as stage · STEPS + step
 CLOCKS_MS = 86_400_000  # by which clocks may differ
 MAX_NOTES = 4096  # that wait to be recorded
 QUIET_S = 5.0  # between two lines of the log about one thing
-HARMLESS = {"connected", "disconnected"}  # changes that cost nothing by themselves
+HARMLESS = {"connected", "disconnected", "refused"}  # changes that cost nothing by themselves
 log = logging.getLogger("codecl.peers")
 
 
@@ -30,6 +30,7 @@ class Membership:
         self.beats = [0] * agents  # the newest sign of life of each: milliseconds of its own clock
         self.positions = [Position(0, 0)] * agents  # where it was then
         self._since = [clock()] * agents  # when it came
+        self.revoked = frozenset[int]()  # who counts as dead whatever is heard of it
 
     def beat(self, position: Position) -> None:
         """A new sign of our own."""
@@ -49,7 +50,7 @@ class Membership:
         latest = int(time.time() * 1000) + CLOCKS_MS  # whoever lies about a sign silences nobody for good
         for agent, (claimed, encoded) in enumerate(zip(beats, positions, strict=True)):
             beat = min(claimed, latest)
-            if beat <= self.beats[agent]:
+            if beat <= self.beats[agent] or agent in self.revoked:
                 continue
             self.beats[agent] = beat
             if agent == self.me:
@@ -67,14 +68,15 @@ class Membership:
 
     @property
     def unheard(self) -> list[int]:
-        """Those of whom nothing was ever heard."""
-        return [agent for agent, beat in enumerate(self.beats) if not beat and agent != self.me]
+        """Those of whom nothing was ever heard, and may be."""
+        return [agent for agent, beat in enumerate(self.beats) if not beat and agent not in {self.me, *self.revoked}]
 
     @property
     def dead(self) -> frozenset[int]:
-        """Those who have been silent for too long."""
+        """Those who have been silent for too long, and those who are revoked."""
         late = self._clock() - self.silence
-        return frozenset(agent for agent, since in enumerate(self._since) if since < late and agent != self.me)
+        silent = frozenset(agent for agent, since in enumerate(self._since) if since < late and agent != self.me)
+        return silent | self.revoked
 
 
 class Changes(NamedTuple):
@@ -113,7 +115,7 @@ class Neighbours:
         self.dead, self._healed = frozenset(dead), self.topology
         if dead:
             turns = [healed(mixing, dead) for mixing in self.topology.turns]
-            heard = [(j, i) for mixing in turns for i in self.living for j in mixing[i].nonzero()[0] if i != j]
+            heard = [(j, i) for mixing in turns for i in self.living for j in mixing[i].nonzero()[0].tolist() if i != j]
             graph = nx.DiGraph(heard)
             graph.add_nodes_from(self.living)
             self._healed = Topology(self.topology.name, graph, turns)

@@ -17,8 +17,8 @@ from codecl.errors import ConfigError, DataError
 from codecl.files import is_locked, write_text
 from codecl.peers import fleet
 from codecl.peers.fleet import Earlier, Fleet, Member, check_offered
+from codecl.runs import code, yamlfile
 from codecl.runs import config as configs
-from codecl.runs import yamlfile
 from codecl.runs.build import task_options
 from codecl.runs.config import RunConfig
 from codecl.runs.growing import amended
@@ -109,11 +109,19 @@ class Added(NamedTuple):
     at_work: bool  # agents go on by themselves when they have ended
 
 
-def learn(folder: Path, task: str, out: Path | None = None) -> Added:
+def check_code(known: Fleet, source: Path, allow_code: bool) -> None:
+    """Refuse code that a fleet's config names, now or before tasks were added, unless it is allowed."""
+    for config in (known.run_config(), *(version.run_config() for version in known.earlier)):
+        code.check(config, source, allow_code)
+
+
+def learn(folder: Path, task: str, out: Path | None = None, allow_code: bool = False) -> Added:
     """Give a fleet its next task. `folder`: the fleet's, or that of an agent; `out`: where its runs are."""
     agents = sorted(folder.glob("agent-*/agent.yaml")) or [folder / "agent.yaml"]
     members = [fleet.read(path) for path in agents]
     known = members[0].fleet
+    for member in members:
+        check_code(member.fleet, folder, allow_code)
     config = known.run_config()
     runs = [run_folder(member, with_own_data(config, member), out) for member in members]
     begun = [run for run in runs if _is_here(run)]

@@ -19,13 +19,16 @@ from torch import Tensor
 
 from codecl.exchange.base import Flood, Tensors, Traffic, Turn, digest
 from codecl.exchange.topology import Topology
-from codecl.peers import decisions, frames
+from codecl.peers import decisions, frames, limits
 from codecl.peers import history as histories
 from codecl.peers.decisions import JoinPoint, PeersConfig, PeerStatus, Rounds, RowFate
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
+from codecl.peers.keys import Untrusted
 from codecl.peers.links import JOIN_S, Links, Outbox
 from codecl.peers.membership import Journal, Membership, Neighbours
+from codecl.peers.patience import Patience
+from codecl.peers.pooling import Board, MaskedSum, PoolId, Seen, Signed
 from codecl.peers.rounds import GossipRound, PackedRound, SentRow
 from codecl.peers.rows import ReceivedRows
 from codecl.train.events import LinkBytes
@@ -70,6 +73,7 @@ class Node:
         self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
         self.rows = ReceivedRows(agents, dtype, self.max_rows)
         self.sums: dict[SumKey, Tensors] = {}
+        self.masked_sums: dict[int, tuple[str, Tensors]] = {}  # by child: of which roster, and what
         self.position = Position(0, 0)
         self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
@@ -77,11 +81,15 @@ class Node:
         self.status: dict[int, PeerStatus] = {}
         self.live: dict[int, Position] = {}  # neighbours that are waited for, each from this step on
         self.passed: set[int] = set()  # who stands still: we no longer wait for them to keep up
+        self.patience = Patience(rules.patience if rules.deadline else None)
         self.late: Position | None = None  # where a hearer was that we came too late for
+        self._late_for: int | None = None  # which hearer that was
         self._last_row: bytes | None = None
         self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
         self._last_full: Tensor | None = None  # what that row stands for, where it is bytes
         self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by stage and root
+        self.board = Board(identity, agents)  # what was said of sums under masks
+        self._pooled: dict[PoolId, dict[str, Tensor]] = {}  # such sums for us, of this stage
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat_regularly, name="beats", daemon=True)
@@ -89,11 +97,13 @@ class Node:
     def open(self, history: History, stages: int, max_bytes: int, connect: Callable[["Node"], Links]) -> None:
         """`stages`: of all tasks. `max_bytes`: of tensors that any message may have."""
         self.history, self.stages, self.max_bytes = history, stages, max_bytes
+        self.history.max_bytes, self.rows.max_row_bytes = limits.waiting_bytes(max_bytes), max_bytes // 2
         self.position = self.position._replace(stage=len(history.commits))
         with self._changed:  # who dials us at once waits until we can answer
             self.links = connect(self)
             self.outbox = Outbox(self.links, self._header)
             self.links.connect_only(self.neighbours.all)
+            self._keys_changed()
         self._heartbeat.start()
 
     def close(self) -> dict[str, LinkBytes]:
@@ -114,7 +124,13 @@ class Node:
     def _beat_regularly(self) -> None:
         every = min(0.5, self.rules.silence / 6)
         while True:
+            keys = self.identity.keys
+            keys_changed = keys is not None and keys.look()
             with self._changed:
+                if keys_changed:
+                    self._keys_changed()
+                elif keys is not None:
+                    self.links.close_untrusted()  # a certificate may be over
                 self._heal()
                 self.outbox.beat()
                 self._changed.notify_all()
@@ -129,18 +145,68 @@ class Node:
             return
         for state, agents in self.neighbours.heal(dead)._asdict().items():
             for agent in agents:
-                self.journal.note(self.position, state, agent, HEALED.get(state, "").format(self.rules.silence))
+                why = HEALED.get(state, "").format(self.rules.silence)
+                if state == "dead" and agent in self.membership.revoked:
+                    why = "its certificate is revoked"
+                self.journal.note(self.position, state, agent, why)
         self.live = {peer: since for peer, since in self.live.items() if peer not in dead}
         self.links.connect_only(self.neighbours.all)
 
+    # keys
+
+    def _keys_changed(self) -> None:
+        """Whoever is revoked is dead at once, and nothing of it is used; neighbours are told what we were told."""
+        keys = self.identity.keys
+        if keys is None or not keys.revoked.number:
+            return
+        revoked, before = keys.revoked_agents, self.membership.revoked
+        self.membership.revoked = revoked
+        for agent in revoked:
+            self.rows.forget_of(agent)
+            self.live.pop(agent, None)
+        self.sums = {key: tensors for key, tensors in self.sums.items() if key.child not in revoked}
+        self.history.forget_of(revoked)
+        for agent in sorted(revoked - before):
+            self.journal.note(self.position, "revoked", agent)
+        self.links.close_untrusted()
+        self._heal()
+        for peer in self.links.up:
+            self._pass_on_keys(peer)
+        self._changed.notify_all()
+
+    def _pass_on_keys(self, peer: int) -> None:
+        if self.identity.keys is not None and self.identity.keys.revoked.number:
+            pem, back = self.identity.keys.to_pass_on()
+            self.outbox.send(peer, FrameKind.KEYS, manifest=pem, history=back)
+
+    def _take_keys(self, header: Any) -> None:
+        if self.identity.keys is None:
+            return
+        if len(header.history) > len(self.membership.beats):
+            raise BadFrame(f"{len(header.history)} certificates; the fleet has {len(self.membership.beats)} agents")
+        try:
+            changed = self.identity.keys.take(header.manifest, header.history)
+        except Untrusted as error:
+            raise BadFrame(f"a list of revoked certificates that does not fit: {error}") from error
+        if changed:
+            self._keys_changed()
+
     # what arrives
 
-    def link_changed(self, peer: int, up: bool, why: str) -> None:
+    def link_changed(self, peer: int, up: bool, why: str, is_back: bool = False) -> None:
+        """`is_back`: it was revoked, and has a new certificate."""
         with self._changed:
             self.journal.note(self.position, "connected" if up else "disconnected", peer, why)
             if up:
                 self.outbox.send(peer, FrameKind.BEAT)
+                self._pass_on_keys(peer)
+            if is_back:
+                self._keys_changed()
             self._changed.notify_all()
+
+    def link_refused(self, peer: int, why: str) -> None:
+        with self._changed:
+            self.journal.note(self.position, "refused", peer, why)
 
     def admits(self, peer: int) -> bool:
         with self._changed:
@@ -157,6 +223,8 @@ class Node:
         if frame.kind is FrameKind.COMMIT:
             histories.checked(commit, self.identity.fleet, len(self.membership.beats), self.identity.check)
         with self._changed:
+            if peer in self.membership.revoked:
+                return  # what was on its way when it was revoked
             self.journal.degraded |= header.degraded
             self.passed.difference_update(self.membership.merge(header.beats, header.positions))
             self.status[peer] = PeerStatus(frame.position, header.commit, header.busy, time.monotonic())
@@ -168,14 +236,17 @@ class Node:
                 self._heal()  # it is alive
                 self._wait_for(peer, frame.position.next, self._fate(frame))
             elif frame.kind is FrameKind.COMMIT:
-                self.history.add_candidate(commit)
+                self.history.add_candidate(commit, peer)
+            elif frame.kind is FrameKind.SUM and header.roster:
+                self.masked_sums[peer] = header.roster, frame.tensors  # the newest attempt's: no other will be used
             elif frame.kind is FrameKind.SUM and header.stage >= self.position.stage:
-                self.sums[SumKey(header.stage, header.root, header.number, peer)] = frame.tensors
-                of_peer = [key for key in self.sums if key.child == peer]
-                if len(of_peer) > MAX_SUMS:
-                    del self.sums[of_peer[0]]
-            elif frame.kind is FrameKind.LATE:
-                self.late = max(self.late or Position(0, 0), frame.position)
+                self._keep_sum(SumKey(header.stage, header.root, header.number, peer), frame.tensors)
+            elif frame.kind is FrameKind.POOL:
+                self._pass_on(self.board.take(header.history, self.position.stage), but=peer)
+            elif frame.kind is FrameKind.KEYS:
+                self._take_keys(header)
+            elif frame.kind is FrameKind.LATE and self.patience.heeds(peer):
+                self.late, self._late_for = max(self.late or Position(0, 0), frame.position), peer
             elif frame.kind is FrameKind.REQUEST:
                 ids = list(header.history)
                 if ids[:1] != [self.history.start]:
@@ -189,6 +260,14 @@ class Node:
             if header.stage < len(own_ids) and header.commit != own_ids[header.stage]:  # one of the two commits stands
                 self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
             self._changed.notify_all()
+
+    def _keep_sum(self, key: SumKey, tensors: Tensors) -> None:
+        """Of a neighbour MAX_SUMS at most, and no more bytes than may wait for it: its oldest make room."""
+        self.sums[key] = tensors
+        ours = [known for known in self.sums if known.child == key.child]
+        sizes = [sum(value.nbytes for value in self.sums[known].values()) for known in ours]
+        while len(ours) > MAX_SUMS or (len(ours) > 1 and sum(sizes) > limits.waiting_bytes(self.max_bytes)):
+            del self.sums[ours.pop(0)], sizes[0]
 
     def _fate(self, frame: Frame) -> RowFate:
         own, newest = self.position, self.history.newest_id
@@ -210,6 +289,8 @@ class Node:
                 line = "agent %d: its row of stage %d, step %d is late; dropped"
                 self.journal.log(logging.INFO, (peer, "late"), line, peer, *since)
         elif fate is not RowFate.FOREIGN and self.met and peer in self.neighbours.weights:
+            if self.patience.is_over(peer):
+                return
             if peer not in self.live:
                 self.journal.note(self.position, "back", peer)
             self.live[peer] = max(since, self.position.next)
@@ -247,15 +328,25 @@ class Node:
     def _keep_pace(self) -> None:
         """Wait for those who are many steps behind: one who hears nobody would run away from all. Whoever stands still
         is passed."""
+        before = 0.0
         for waited in self._ticks():
             self._check_sync()
             others = {*self.neighbours.living} - self.passed - {self.agent}
             positions = {agent: self.membership.positions[agent] for agent in others}
-            behind = decisions.far_behind(positions, self.position, self.max_ahead)
+            behind = self._behind(decisions.far_behind(positions, self.position, self.max_ahead))
             if not behind:
                 return
+            self.patience.charge(behind, waited - before)
+            before = waited
             if self.rules.deadline and waited > self.rules.silence:
                 self.passed.update(behind)
+
+    def _behind(self, agents: Sequence[int]) -> list[int]:
+        """Of those who are said to be far behind, whom we wait for: a neighbour knows best where it is itself."""
+        up = self.links.up if agents else set()
+        said = {agent: self.status[agent].position for agent in agents if agent in up and agent in self.status}
+        near = set(said) - set(decisions.far_behind(said, self.position, self.max_ahead))
+        return [agent for agent in agents if agent not in near and not self.patience.is_over(agent)]
 
     def _send_row(
         self, row: Tensor, kind: Literal["train", "agree"], turn: Turn, full_D: Tensor | None = None
@@ -291,9 +382,11 @@ class Node:
 
     def _await_rows(self, weights: Mapping[int, float]) -> None:
         """Until all whom we wait for are heard, or late. Who is late is not waited for again before it is heard."""
-        deadline = self.rules.deadline
+        deadline, before, missing = self.rules.deadline, 0.0, list[int]()
         for waited in self._ticks(deadline):
             self._check_sync()
+            self.patience.charge(missing, waited - before)
+            before = waited
             peers = [peer for peer in weights if peer in self.neighbours.weights]  # the graph may have healed
             missing = decisions.awaited(peers, self.live, self.position, self.rows.arrived(self.position))
             if not missing:
@@ -301,7 +394,11 @@ class Node:
             if deadline and waited > deadline / 4 and not self.busy:
                 self.busy = True  # those who wait for us should know that we wait for others
                 self.outbox.beat()
-            for peer in missing if deadline and waited > deadline else ():
+            for peer in filter(self.patience.is_over, missing):
+                del self.live[peer]
+                self.journal.note(self.position, "lost", peer, self.patience.why(peer))
+            late = [peer for peer in missing if peer in self.live and deadline and waited > deadline]
+            for peer in late:
                 status = self.status.get(peer) if peer in self.links.up else None
                 if not decisions.is_excused(status, self.position, time.monotonic(), waited, self.rules):
                     del self.live[peer]
@@ -314,9 +411,7 @@ class Node:
         sums = dict(parts[0])
         shapes = {name: value.shape for name, value in sums.items()}
         with self._changed:
-            stage = self.position.stage
-            number = self._reductions[stage, root]
-            self._reductions[stage, root] += 1
+            stage, number = self.position.stage, self._next_number(root)
             for parent, child in reversed(self.neighbours.tree_to(root)):
                 if parent == self.agent:
                     arrived = self._await_sum(SumKey(stage, root, number, child))
@@ -329,12 +424,69 @@ class Node:
                         self.traffic.count("reduce", 1, tensor.nbytes)
         return sums if root == self.agent else None
 
+    def _next_number(self, root: int) -> int:
+        """Of a sum for `root` in this stage."""
+        at = self.position.stage, root
+        self._reductions[at] += 1
+        return self._reductions[at] - 1
+
+    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """Sums of all who take part to the end; None also where `root` is gone, or the stage is over."""
+        with self._changed:
+            pool = PoolId(self.position.stage, root, self._next_number(root))
+            if pool in self._pooled:  # we have begun the stage again
+                return self._pooled[pool]
+            self._header()  # a new sign of life: no other sum of ours has its number
+            life, said_at = self.membership.beats[self.agent], 0.0
+            masked = MaskedSum(self.board, pool, parts[0], life, self.rules.silence)
+            self._pass_on([masked.offer])
+            for waited in self._ticks():
+                self._check_sync()
+                if root in self.neighbours.dead or any(map(self.history.accepts, self.history.candidates)):
+                    return None
+                turn = masked.advance(self._seen(masked, waited))
+                self._pass_on(turn.say)
+                for agent in turn.lost:
+                    self.journal.note(self.position, "missed", agent, "not in the masked sum")
+                if turn.send:
+                    self._send_sum(masked, *turn.send)
+                if turn.total is not None:
+                    self._pooled[pool] = dict(turn.total)
+                if turn.over:
+                    return self._pooled.get(pool)
+                if waited - said_at > REQUEST_S:  # to those who missed it
+                    said_at = waited
+                    self._pass_on(self.board.of(pool))
+        return None
+
+    def _seen(self, masked: MaskedSum, waited: float) -> Seen:
+        of = {child: sums for child, (roster, sums) in self.masked_sums.items() if roster == masked.roster_id}
+        return Seen(waited, self.neighbours.living, self.neighbours.tree_to(masked.pool.root), of)
+
+    def _send_sum(self, masked: MaskedSum, parent: int, sums: Tensors) -> None:
+        about = {"root": masked.pool.root, "number": masked.pool.number, "roster": masked.roster_id}
+        if self.outbox.send(parent, FrameKind.SUM, sums, **about):  # else again later: its link may come back
+            masked.sent()
+            for tensor in sums.values():
+                self.traffic.count("reduce", 1, tensor.nbytes)
+
+    def _pass_on(self, signed: Sequence[Signed], but: int | None = None) -> None:
+        """To all neighbours but the one that it came from."""
+        raw = [part for one in signed for part in one]
+        for peer in self.links.up if raw else ():
+            if peer != but:
+                self.outbox.send(peer, FrameKind.POOL, history=raw)
+
     def _await_sum(self, key: SumKey) -> Tensors | None:
+        before = 0.0
         for waited in self._ticks():
+            self.patience.charge([key.child], waited - before)
+            before = waited
             if key in self.sums:
                 break
             self._check_sync()
-            if key.child in self.neighbours.dead or (self.rules.deadline and waited > self.rules.silence):
+            is_over = waited > self.rules.silence or self.patience.is_over(key.child)
+            if key.child in self.neighbours.dead or (self.rules.deadline and is_over):
                 self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
                 break
         return self.sums.get(key)  # it stays until the stage is over: we may have to begin it again
@@ -368,6 +520,10 @@ class Node:
             if root in self.neighbours.dead:
                 self.journal.note(self.position, "gone", root, "it should have grown this stage's commit")
                 break
+            if self.patience.is_over_for_commit(waited):
+                why = f"no commit within {waited:.3g} s, as long as peers.patience allows"
+                self.journal.note(self.position, "gone", root, why)
+                break
             if waited - asked_at > REQUEST_S:
                 asked_at = waited
                 self.outbox.request_commits(self.history.held)
@@ -381,9 +537,13 @@ class Node:
             why = "the commit of another part of the fleet stands"
             self.journal.note(self.position, "discarded", self.agent, why, stages)
         self.busy, self.late, self._last_full = True, None, None
+        self.patience.new_stage()
         self.rows.new_stage()
         self._move_to(Position(len(self.history.commits), 0))
         self.sums = {key: tensors for key, tensors in self.sums.items() if key.stage >= self.position.stage}
+        self.board.forget_before(self.position.stage)
+        self.masked_sums.clear()
+        self._pooled.clear()
         self.outbox.beat()
 
     # coming and going
@@ -395,7 +555,9 @@ class Node:
             trained = stage + (stage in self.history.openings)  # who opens a task may be in it before we are met
             late = Position(trained, self.max_ahead)
             for waited in self._ticks():
-                everybody = not self.membership.unheard and self.links.up >= self.neighbours.all
+                everybody = (
+                    not self.membership.unheard and self.links.up >= self.neighbours.all - self.membership.revoked
+                )
                 under_way = any(status.position > late for status in self.status.values())
                 if everybody or under_way or waited >= self.rules.meet:
                     break
@@ -404,16 +566,21 @@ class Node:
             for agent in sorted(self.neighbours.all - self.links.up):
                 self.journal.note(self.position, "absent", agent, f"not met yet, after {waited:.3g} s")
             self.membership.start()
+            self.patience.new_stage()
 
     def rejoin(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
         """Take up the others' commits, then their step. None: this stage from its start, or nothing is left to do."""
         with self._changed:
+            if self.late:
+                self.patience.joined_again(self._late_for)
             self.journal.degraded, self.late = True, None
             self._last_row = self._last_full = None
             self.rows.full.clear()
             self._reductions.clear()  # a stage that is begun again has the same sums
-            asked_at = -REQUEST_S
+            asked_at, before = -REQUEST_S, 0.0
             for waited in self._ticks():
+                self.patience.charge(self.links.up, waited - before)
+                before = waited
                 while commit := next(filter(self.history.accepts, self.history.candidates), None):
                     self._adopt(commit)
                 if self.history.is_complete and self.position.stage >= self.stages:
@@ -421,7 +588,8 @@ class Node:
                 point = self._join_point(rounds_of) if self.history.is_complete else None
                 if point is not None:
                     break
-                if not self.links.up and waited > self.rules.silence:
+                helpers = [peer for peer in self.links.up if not self.patience.is_over(peer)]
+                if not helpers and waited > self.rules.silence:
                     self.journal.note(self.position, "alone", self.agent, "no neighbour is reached")
                     break
                 if waited - asked_at >= REQUEST_S:
@@ -435,7 +603,9 @@ class Node:
 
     def _join_point(self, rounds_of: Callable[[int], Rounds]) -> JoinPoint | None:
         own, commit, rounds = self.position, self.history.newest_id, rounds_of(self.position.stage)
-        others = [self.status[peer] for peer in self.links.up if peer in self.status]
+        others = [
+            self.status[peer] for peer in self.links.up if peer in self.status and not self.patience.is_over(peer)
+        ]
         newest = self.rows.newest(own, commit, rounds)
         heard = [row for peer, row in newest.items() if peer in self.neighbours.weights]
         return decisions.join_point(own, commit, others, heard or list(newest.values()), rounds)

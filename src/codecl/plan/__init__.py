@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from codecl.data.heterogeneity import heterogeneity
 from codecl.data.inputs import take
-from codecl.data.task import Task
+from codecl.data.task import Task, TaskData
 from codecl.exchange.messages import message_bytes
 from codecl.plan.forecast import SURE, Forecast, Known, Like
 from codecl.plan.graph import GraphPlan, graph_of
@@ -30,6 +31,7 @@ class TaskPlan:
     name: str
     images: int  # of all agents
     shard: tuple[int, int]  # images of an agent, least and most
+    heterogeneity: float | None  # mean distance between an agent's mix of classes and the task's; None: not known
     steps: int  # of an epoch
     epochs: int
     left_over: tuple[int, int]  # images of an agent that an epoch does not reach, least and most
@@ -127,6 +129,7 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
         name=data.name,
         images=sum(shards),
         shard=(min(shards), max(shards)),
+        heterogeneity=_heterogeneity(data),
         steps=steps,
         epochs=epochs,
         left_over=(min(left), max(left)),
@@ -146,6 +149,11 @@ def _task(setup: Setup, forecast: Forecast, task: int, bandwidth: float | None) 
             setup, task, size * (rows * steps * epochs + agreed), end.flood + forecast.opening(task).flood, bandwidth
         ),
     )
+
+
+def _heterogeneity(data: TaskData) -> float | None:
+    counts_AC = data.images_of_classes()
+    return None if counts_AC is None else heterogeneity(counts_AC).distance
 
 
 def _seconds(setup: Setup, task: int, gossip: int, flood: int, bandwidth: float | None) -> float | None:
@@ -175,7 +183,7 @@ def _ms_per_step(setup: Setup, state: State, auto: bool) -> float | None:
 def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, int]:
     """(one agent alone, all in one process), of the largest task: weights, heads and the method's memory, which agents
     of one process share; coordinates, their gradient and their mixed sums, what the optimizer remembers, built weights
-    and activations of each; images."""
+    and activations of each; images, of one agent alone the most that an agent has."""
     each = shared = 0
     for task in range(len(setup.tasks)):
         message = forecast.message(task)
@@ -184,9 +192,10 @@ def _memory(setup: Setup, forecast: Forecast, activations: int) -> tuple[int, in
         shared = max(shared, forecast.body * forecast.itemsize + forecast.end(task).remembered)
     shared += sum(forecast.kept(task) for task in range(len(setup.tasks))) * forecast.itemsize
     train = sum(data.train.nbytes for data in setup.tasks)
+    largest = sum(data.train.nbytes * max(map(len, data.partition)) // data.train.size for data in setup.tasks)
     test = sum(data.test.nbytes for data in setup.tasks)
     agents, each = setup.topology.agents, each + activations
-    return shared + each + train // agents + test, shared + agents * each + train + test
+    return shared + each + largest + test, shared + agents * each + train + test
 
 
 def _activations(setup: Setup, state: State) -> int:

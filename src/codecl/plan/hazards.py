@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from codecl.data.heterogeneity import heterogeneity
 from codecl.data.inputs import take
 from codecl.data.task import TaskData
 from codecl.plan.graph import rounds, stable_below
+from codecl.seeding import choose
 from codecl.space import norms
 from codecl.space.calling import call
 from codecl.space.tracing import evaluating
@@ -19,14 +21,18 @@ NARROW = 0.7  # of η · L: below this the paper's order is near its limit at ra
 LARGE_ADAM = 0.01  # lr of adamw
 NAMED = 5  # names in a line
 SOME = 4  # images that are looked at together and each alone
-FEW_CLASSES = 0.5  # of a task's, as an agent sees them: batch norm then measures other statistics than the test's
+NORMS_SUFFER = 0.5  # of the heterogeneity of one class each: from there on batch norms measure other statistics
+GRAPHS_SUFFER = 0.75  # from there on a graph that mixes slowly costs points: docs/skewed-data.md
+SMALL_GAP = 0.1  # 1 - √ρ of such a graph
 
 
 def hazards(setup: Setup) -> Iterator[str]:
     """`field: what happens; what to do`."""
     yield from _small_parameters(setup)
     yield from _small_shards(setup)
+    yield from _unequal_growth(setup)
     yield from _slow_mixing(setup)
+    yield from _pulled_apart(setup)
     yield from _narrow_steps(setup)
     yield from _large_steps(setup)
     yield from _batch_norms(setup)
@@ -64,6 +70,22 @@ def _small_shards(setup: Setup) -> Iterator[str]:
             return
 
 
+def _unequal_growth(setup: Setup) -> Iterator[str]:
+    """One agent grows the core space, and it is one of those that have few images."""
+    if not setup.method.grows or setup.growth.subspace_from != "one":
+        return
+    wanted = max(setup.growth.by_layer(setup.roles.layers, 1).values(), default=0)
+    for data in setup.tasks:
+        has = len(data.partition[choose(setup.seed, data.index, setup.topology.agents)])
+        if has < min(wanted, data.mean_images):
+            yield (
+                f"growth: the agent that grows the core space after task {data.name!r} has {has} images, and"
+                f" growth.images asks for {wanted}: what others need may be left unprotected; use"
+                " growth.subspace_from=all"
+            )
+            return
+
+
 def _slow_mixing(setup: Setup) -> Iterator[str]:
     name, tenfold = setup.topology.name, rounds(setup.gossip.contraction, 0.1, len(setup.gossip.mixings))
     steps = min(data.steps(setup.train.batch_size) for data in setup.tasks) * setup.train.epochs
@@ -72,6 +94,20 @@ def _slow_mixing(setup: Setup) -> Iterator[str]:
             f"mixing: {name} takes {tenfold} rounds to shrink disagreement tenfold, and a task has {steps}"
             " steps: agents learn apart from each other; use more links (--topology exponential), fewer agents or more"
             " epochs"
+        )
+
+
+def _pulled_apart(setup: Setup) -> Iterator[str]:
+    """Agents whose data differ much, on a graph that brings them together slowly."""
+    gap = 1 - setup.gossip.contraction
+    if setup.topology.agents == 1 or gap >= SMALL_GAP or setup.train.correction != "none":
+        return
+    data = _skewed(setup, GRAPHS_SUFFER)
+    if data is not None:
+        yield (
+            f"mixing: an agent's images of task {data.name!r} are of {classes_seen(data):.1f} classes on average, of"
+            f" {data.classes}, and {setup.topology.name} mixes slowly (its spectral gap is {gap:.3f}): agents pull each"
+            " other apart; use more links (--topology torus or exponential), or train.correction on an undirected graph"
         )
 
 
@@ -105,15 +141,22 @@ def _large_steps(setup: Setup) -> Iterator[str]:
 def _batch_norms(setup: Setup) -> Iterator[str]:
     if setup.topology.agents == 1 or not any(isinstance(layer, _BatchNorm) for layer in setup.module.modules()):
         return
+    data = _skewed(setup, NORMS_SUFFER) if setup.train.norm_statistics != "gossip" else None
+    if data is not None:
+        yield (
+            f"norms: an agent's images of task {data.name!r} are of {classes_seen(data):.1f} classes on average, of"
+            f" {data.classes}: batch norms measure other statistics there than on all of them, and accuracy"
+            " suffers; use group norms (train.norm_statistics=group for any model), or a more even data.partition"
+        )
+
+
+def _skewed(setup: Setup, part: float) -> TaskData | None:
+    """The first task of which agents' mixes of classes differ by more than this part of what they can."""
     for data in setup.tasks:
-        seen = classes_seen(data) if data.has_classes else data.classes
-        if seen < FEW_CLASSES * data.classes:
-            yield (
-                f"norms: an agent's images of task {data.name!r} are of {seen:.1f} classes on average, of"
-                f" {data.classes}: batch norms measure other statistics there than on all of them, and accuracy"
-                " suffers; use a model with group norms, or a more even data.partition"
-            )
-            return
+        counts_AC = data.images_of_classes()
+        if counts_AC is not None and heterogeneity(counts_AC).part > part:
+            return data
+    return None
 
 
 def _mixed_batches(setup: Setup) -> Iterator[str]:

@@ -10,6 +10,7 @@ from codecl.errors import CodeclError, ConfigError
 from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
 from codecl.models import MODELS
+from codecl.runs.code import named
 from codecl.runs.config import RunConfig, flat, grid, preset, resolve, setting
 from codecl.runs.reader import Run
 
@@ -71,8 +72,8 @@ def command(runs: Sequence[Run]) -> str | None:
 
 def _in_tables(config: RunConfig) -> bool:
     """Whether its method, model and topology are codecl's: code of a user's own is not run to look at a table."""
-    named = (config.method.name in METHODS, config.model.name in MODELS, config.topology.name in TOPOLOGIES)
-    return all(named) and ":" not in config.data.stream
+    in_tables = (config.method.name in METHODS, config.model.name in MODELS, config.topology.name in TOPOLOGIES)
+    return all(in_tables) and not named(config)
 
 
 def _recorded(config: RunConfig) -> dict[str, Any]:

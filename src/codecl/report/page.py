@@ -20,7 +20,7 @@ from codecl.errors import ConfigError
 from codecl.files import write_text
 from codecl.report import frontier
 from codecl.report.configurations import Configuration, Gathered, Refused, group
-from codecl.report.figures import Bars, Figure, Lines, Points, Section, epochs, learned, numbers, sending
+from codecl.report.figures import Bars, Figure, Lines, Points, Section, epochs, held, learned, numbers, sending
 from codecl.report.headline import Headline, headline
 from codecl.report.score_words import ScoreWords
 from codecl.report.scores import Scores, scores
@@ -110,7 +110,7 @@ SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
     "Forgetting": each(learned.forgetting),
     "Mean accuracy": together(learned.mean),
     "Accuracy matrix": each(learned.matrix),
-    "Who holds which classes": each(learned.held),
+    "Who holds which classes": held.held,
     "Accuracy and bytes": trade_off(frontier.by_bytes),
     "Accuracy and what is kept": trade_off(frontier.by_kept),
     "Compression": together(sending.compression),
@@ -122,6 +122,7 @@ SECTIONS: Mapping[str, Draw] = {  # in the order in which a reader meets them
     "Time": together(sending.time),
     "How much of the gradient is left": together(epochs.mu),
 }
+CHOICES = {"held": "task"}  # what a reader chooses in a section, where it is not a configuration
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
@@ -134,7 +135,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         figures = {name: figure for name, figure in drawn if figure and numbers(figure).rows}
         if figures:
             key = next(iter(figures.values())).key
-            out.append(Section(key, words.put(title), figures))
+            out.append(Section(key, words.put(title), figures, CHOICES.get(key, "configuration")))
     return out
 
 

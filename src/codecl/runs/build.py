@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,17 @@ from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
 from codecl.runs.pretrained import put_weights
 from codecl.seeding import derive, spawn
+from codecl.space import norms
 from codecl.space.layout import Parameters
 from codecl.space.plain import in_plain_operations
 from codecl.space.roles import matching, parameter_roles
 from codecl.space.tracing import logits, without_running_statistics
 from codecl.space.wrapped import copied, unwrapped, without_weight_norms
+from codecl.train import privacy
 from codecl.train.corrections import largest_modulus
 from codecl.train.execution import multiplying
 from codecl.train.objective_check import check_objective
+from codecl.train.privacy import SeededNoise
 from codecl.train.state import Setup, State
 from codecl.train.task_start import body_size, kept_size, own_room
 
@@ -167,8 +171,8 @@ def build_setup(
         module = build_model(config, infos[0].shape, infos[0].classes)
     topology = topology or topologies.build(config.topology, config.agents, config.seed)
     check_correction(config, topology)
-    check_faults(config)
-    module = working_copy(module, config.fixed)
+    check_faults(config, topology)
+    module = working_copy(module, config)
     if config.init and not past:
         put_weights(module, config.init)
     module = module.to(device, dtype)
@@ -193,9 +197,14 @@ def build_setup(
         own_norms=roles.norms if config.norms == "own" else (),
         seed=config.seed,
         execution="stacked" if config.train.execution == "auto" else config.train.execution,
+        privacy=config.privacy,
+        noise=SeededNoise(config.seed),
         past=past,
         faults=config.faults,
     )
+    privacy.check(setup.privacy, module, tasks, setup.train.batch_size)
+    if setup.growth.pool == "masked" and not isinstance(setup.exchange, Simulated):
+        import_module("codecl.exchange.masks")  # it needs a library: say so before anything trains
     start = State(values, (), {})
     for data in tasks if setup.method.grows else ():  # every agent whose images are known here has enough of them
         setup.growth.check(data.name, min(map(len, data.partition)))
@@ -205,12 +214,20 @@ def build_setup(
     return setup, start
 
 
-def check_faults(config: RunConfig) -> None:
+def check_faults(config: RunConfig, topology: Topology) -> None:
+    """Refuse liars that are not there, and clipping where neighbours cannot outvote one."""
     unknown = [agent for agent in config.faults.liars if not 0 <= agent < config.agents]
     if unknown:
         raise ConfigError(f"faults.liar: there is no agent {unknown[0]}; they are numbered 0 to {config.agents - 1}")
     if config.faults.liars and config.message.bits != 32:
         raise ConfigError(f"faults.liar: lies are of whole rows; message.bits is {config.message.bits}, set it to 32")
+    heard = min(topology.graph.in_degree(agent) for agent in range(topology.agents))
+    if config.message.robust == "clip" and (heard < 3 or topology.changes):
+        why = "who is heard changes" if topology.changes else f"some hear {heard} of {topology.agents - 1} others"
+        raise ConfigError(
+            f"message.robust: clip needs three neighbours of each agent, so that a liar is outvoted; on"
+            f" {topology.name} {why}; use torus, hypercube or complete, with 8 agents or more"
+        )
 
 
 def check_correction(config: RunConfig, topology: Topology) -> None:
@@ -297,21 +314,22 @@ def _check_batches(setup: Setup, trial: nn.Module, data: TaskData, parameters: P
             )
 
 
-def working_copy(module: nn.Module, fixed: Sequence[str] = ()) -> nn.Module:
+def working_copy(module: nn.Module, config: RunConfig) -> nn.Module:
     """The copy that trains: without running statistics, its weights seen where they multiply, the `fixed` ones told
     not to train. Law: of itself, it is the same."""
-    ours = in_plain_operations(without_weight_norms(stateless_copy(module)))
-    for name in matching(ours, "fixed", fixed):
+    ours = in_plain_operations(without_weight_norms(stateless_copy(module, config)))
+    for name in matching(ours, "fixed", config.fixed):
         ours.get_parameter(name).requires_grad = False
     return ours
 
 
-def stateless_copy(module: nn.Module) -> nn.Module:
+def stateless_copy(module: nn.Module, config: RunConfig) -> nn.Module:
     """A copy of what a user's module is inside its wrappers, whose norms keep no running statistics."""
     try:
-        return without_running_statistics(copied(unwrapped(module)))
+        ours = without_running_statistics(copied(unwrapped(module)))
     except RuntimeError as error:
         raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
+    return norms.with_group_norms(ours) if config.train.norm_statistics == "group" else ours
 
 
 def device_of(name: str) -> torch.device:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from codecl.train.state import State, TaskPosition
 SCHEMA = 1
 INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h)?\s*")
 UNITS = {"s": 1, "min": 60, "h": 3600}
+MAX_TASKS = 1 << 16
 TENSORS, FACTS = "state.safetensors", "checkpoint.json"
 KEPT = ("heads", "norms", "directions", "coordinates")  # names of what a task keeps, in the order of Kept
 
@@ -70,6 +72,17 @@ def write(folder: Path, point: Checkpoint) -> None:
     unfinished, place = folder / f".{point.step}", folder / str(point.step)
     for path in (unfinished, place):
         shutil.rmtree(path, ignore_errors=True)
+    try:
+        _fill(unfinished, point, folder.parent / "events.jsonl")
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)  # the room that it takes may be all that there is
+        raise
+    os.replace(unfinished, place)
+    _sync(folder)
+    keep(folder, 2)
+
+
+def _fill(unfinished: Path, point: Checkpoint, events: Path) -> None:
     unfinished.mkdir(parents=True)
     with files.replacing(unfinished / TENSORS) as file:  # with the mode that any other file here gets
         save_file(tensors_of(point), file)
@@ -77,16 +90,13 @@ def write(folder: Path, point: Checkpoint) -> None:
         "schema": SCHEMA,
         "codecl": codecl.__version__,
         **position_of(point),
-        "events_digest": _digest(folder.parent / "events.jsonl", point.events),
+        "events_digest": _digest(events, point.events),
         "tensors_digest": _digest(unfinished / TENSORS),
     }
     text = json.dumps({**facts, "digest": _own_digest(facts)}, indent=1)
     (unfinished / FACTS).write_text(text + "\n", encoding="utf-8")
     for path in (unfinished / TENSORS, unfinished / FACTS, unfinished):
         _sync(path)
-    os.replace(unfinished, place)
-    _sync(folder)
-    keep(folder, 2)
 
 
 def keep(folder: Path, count: int) -> None:
@@ -101,7 +111,7 @@ def latest(folder: Path, device: torch.device) -> Checkpoint | None:
         path = folder / str(step)
         try:
             return _load(path, device)
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             warnings.warn(f"{path}: is damaged ({error}); going on from the one before it, or anew", stacklevel=2)
     return None
 
@@ -112,7 +122,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _load(path: Path, device: torch.device) -> Checkpoint:
-    facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
+    facts = files.read_json(path / FACTS)
     digest = facts.pop("digest")
     if (facts["schema"], facts["codecl"]) != (SCHEMA, codecl.__version__):
         raise ConfigError(
@@ -144,6 +154,8 @@ def from_tensors(held: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkp
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
 
+    if not 0 <= facts["finished"] <= MAX_TASKS:
+        raise ValueError(f"it is of {facts['finished']} finished tasks")
     kept = [Kept(*(under(f"{part}/{number}/") for part in KEPT)) for number in range(facts["finished"])]
     state = State(under("parameters/"), tuple(kept), under("memory/"), under("open/"))
     position = None if facts["epoch"] is None else TaskPosition(facts["epoch"], held["carry_AE"])
@@ -166,10 +178,14 @@ def tensors_of(point: Checkpoint) -> dict[str, Tensor]:
 
 def _digest(path: Path, size: int | None = None) -> str:
     """Of a file, or of its first bytes."""
-    data = path.read_bytes()
-    if size is not None and len(data) < size:
+    digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        while left > 0 and (some := file.read(min(left, 1 << 20))):
+            digest.update(some)
+            left -= len(some)
+    if left:
         raise ValueError(f"{path.name} is shorter than it was")
-    return hashlib.sha256(data[:size]).hexdigest()
+    return digest.hexdigest()
 
 
 def _own_digest(facts: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from codecl.space.directions import FreeConfig, OwnConfig
 from codecl.space.growth import GrowthConfig
 from codecl.train.config import TrainConfig
 from codecl.train.objective import LOSSES, SCORES
+from codecl.train.privacy import PrivacyConfig
 
 Fields = Mapping[str, Any]
 RENAMED = {  # fields of schema 1
@@ -128,6 +129,7 @@ class RunConfig(BaseModel):
         " task's own, or trained in every task and shared (sent whole, may forget)",
     )
     train: TrainConfig = TrainConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     sources: dict[str, str] = Field({}, description="digests of the caller's own code and of data set files, filled in")
@@ -202,6 +204,8 @@ def validate(fields: Fields) -> RunConfig:
     method = config.method.build()
     _check_schedule(config)
     _check_optimizer(config, method)
+    _check_pool(config)
+    _check_privacy(config)
     directions.check(config.own, config.free, config.method.name, method.grows)
     options = method.model_dump(mode="json")
     owned = {
@@ -244,6 +248,20 @@ def _check_optimizer(config: RunConfig, method: Method) -> None:
             f"train.optimizer: {config.train.optimizer} does not fit method {config.method.name}, which needs the"
             " gradient itself; use sgd"
         )
+
+
+def _check_pool(config: RunConfig) -> None:
+    """A sum of two hides nothing."""
+    if config.growth.pool == "masked" and config.agents < 3:
+        raise ConfigError(
+            f"growth.pool: masked needs 3 agents or more, there are {config.agents}: of two, each could subtract its"
+            " own part from the sum; use plain"
+        )
+
+
+def _check_privacy(config: RunConfig) -> None:
+    if config.privacy.is_on and config.train.schedule == "plateau":
+        raise ConfigError("train.schedule: plateau looks at images without noise, and privacy.clip is set; use cosine")
 
 
 def stream_digest(data: DataConfig, known: Mapping[str, str] | None = None) -> str | None:

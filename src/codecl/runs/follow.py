@@ -8,10 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
 from codecl import files
 from codecl.errors import DataError
+from codecl.runs import yamlfile
 from codecl.runs.metrics import Progress, progress
 from codecl.runs.reader import AGENT, EVENTS, EventTail, read_metrics
 from codecl.train.events import Evaluated, Status
@@ -100,8 +99,9 @@ class RunFollower:
 
 def _epochs(folder: Path) -> int:
     """Of a task, as the config says; 0 where there is none (yet). Not by `read_config`: that needs torch."""
-    with suppress(OSError, yaml.YAMLError, ValueError, KeyError, TypeError):
-        return int(yaml.safe_load((folder / "config.yaml").read_bytes())["train"]["epochs"])
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+        held = yamlfile.load(files.read_bytes(folder / "config.yaml", yamlfile.MAX_BYTES))
+        return int(held["train"]["epochs"])
     return 0
 
 

@@ -2,9 +2,13 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from codecl.runs.schema import Labels, MeanMax, Metrics, Timing, Traffic
+from codecl.errors import ConfigError
+from codecl.runs.schema import Labels, MeanMax, Metrics, Privacy, Timing, Traffic
+from codecl.train.accounting import Spending, epsilon
 from codecl.train.events import (
     Agreed,
     EpochEnded,
@@ -41,8 +45,10 @@ PRESENT = ("back", "alive", "connected", "joined", "restarted")
 RECENT = 5  # epochs that tell how fast it goes
 
 
-def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: float) -> Metrics:
-    """The metrics of a run from its events."""
+def metrics(
+    events: Sequence[Recorded], labels: Labels, status: Status, wall_s: float, accounts: bool = True
+) -> Metrics:
+    """The metrics of a run from its events. `accounts`: with ε, which takes a while."""
     epochs, opened = of_type(events, EpochEnded), last_of_task(of_type(events, TaskOpened))
     ends = last_of_task(epochs)
     scores, evaluated = rows(events), of_type(events, Evaluated)
@@ -74,8 +80,46 @@ def metrics(events: Sequence[Recorded], labels: Labels, status: Status, wall_s: 
         missed=links[0].missed if links else None,
         links=links[0].links if links else None,
         data_sets=started[0].data_sets if started else None,
+        privacy=privacy(opened, epochs) if accounts else None,
         not_scored=not_scored(scores, labels.each_task_alone) or None,
     )
+
+
+def privacy(opened: Sequence[TaskOpened], epochs: Sequence[EpochEnded]) -> Privacy | None:
+    """(ε, δ) of each task, by the steps that its epochs say; None where gradients are not clipped."""
+    tasks = {task.task: task.privacy for task in opened if task.privacy is not None}
+    if not tasks:
+        return None
+    by_task: list[float | None] = []
+    for task in opened:
+        about, counts = task.privacy, [epoch.private_steps for epoch in epochs if epoch.task == task.task]
+        if about is None or not about.noise:
+            by_task.append(None)
+            continue
+        steps = private_steps([count for count in counts if count is not None], task.steps)
+        how = Spending(about.noise, about.sampling, about.images, about.batch, steps, task.steps)
+        by_task.append(_epsilon(how, about.delta) if steps else 0.0)
+    known = [value for value in by_task if value is not None]
+    last = tasks[max(tasks)]
+    return Privacy(
+        epsilon=max(known) if len(known) == len(by_task) else None,
+        epsilon_by_task=by_task,
+        **last.model_dump(include={"delta", "covers", "clip", "noise", "sampling"}),
+    )
+
+
+def _epsilon(how: Spending, delta: float) -> float | None:
+    """None where the library is not here: what has ended has it in its metrics."""
+    with suppress(ConfigError):
+        return epsilon(how, delta)
+    return None
+
+
+def private_steps(counts: Sequence[int], of_epoch: int) -> int:
+    """All steps that had noise, from what was counted at the end of epochs. A process that began again counts from 0;
+    the one before it may have been in the middle of an epoch."""
+    before = [last + of_epoch for last, following in pairwise(counts) if following <= last]
+    return sum(before) + (counts[-1] if counts else 0)
 
 
 def last_of_task(events: Iterable[T]) -> list[T]:
@@ -194,7 +238,7 @@ def progress(events: Sequence[Recorded], epochs: int) -> Progress:
     if not started:
         return Progress(epochs=epochs)
     about = started[-1]
-    so_far = metrics(events, Labels.of(about), "partial", 0.0)
+    so_far = metrics(events, Labels.of(about), "partial", 0.0, accounts=False)
     matrix = so_far.accuracy_matrix
     bounds = [event for event in events if isinstance(event, RunStarted | RunEnded)]
     return Progress(

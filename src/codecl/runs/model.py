@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from codecl.errors import CodeclError, ConfigError, ConfigWarning, DataError
 from codecl.files import replacing
 from codecl.models import MODELS
-from codecl.registry import source_digest
+from codecl.registry import reason, source_digest
+from codecl.runs import code
 from codecl.runs.build import build_model, stateless_copy
 from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_config, read_layers, read_tasks
+from codecl.runs.sizes import check_size
 from codecl.space import norms
 from codecl.space.calling import output_of
 from codecl.space.kept import Kept
@@ -53,13 +56,19 @@ def read_kept(path: Path) -> Kept:
 
 
 def load(
-    folder: str | Path, task: int | None = None, model: nn.Module | None = None, *, warn: bool = True
+    folder: str | Path,
+    task: int | None = None,
+    model: nn.Module | None = None,
+    *,
+    warn: bool = True,
+    allow_code: bool = False,
 ) -> nn.Module:
     """The module of a run as it is for `task` (from 0), ready for inference; None: one for all tasks (`AllTasks`).
-    `model`: yours, if the run's was."""
+    `model`: yours, if the run's was. `allow_code`: run the code that the folder's config names to build its model."""
     path = Path(folder)
     config = read_config(path)
     if model is None:
+        code.check_model(config, path, allow_code)
         model = recorded_model(path, config)
     if task is None:
         module: nn.Module = _all_tasks(path, config, model)
@@ -75,8 +84,11 @@ def _task_model(path: Path, config: RunConfig, model: nn.Module, task: int) -> n
     body, own = path / "model" / "body.safetensors", path / "model" / f"task-{task + 1}.safetensors"
     if not body.is_file() or not own.is_file():
         raise DataError(f"{path}: holds no model of task {task + 1} (index {task}: the first task has index 0)")
-    shared, kept = load_file(body), read_kept(own)
-    module = (_own_copy(model) if kept.statistics else stateless_copy(model)).to(getattr(torch, config.dtype))
+    try:
+        shared, kept = load_file(body), read_kept(own)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: the weights of task {task + 1} cannot be read ({reason(error)})") from error
+    module = (_own_copy(model) if kept.statistics else stateless_copy(model, config)).to(getattr(torch, config.dtype))
     normed = weight_norms(module)
     known = {**dict(module.named_parameters()), **{name: weight.v for name, weight in normed.items()}}
     for name, value in {**shared, **kept.parameters}.items():
@@ -134,16 +146,18 @@ def _all_tasks(path: Path, config: RunConfig, model: nn.Module) -> AllTasks:
 
 
 def recorded_model(path: Path, config: RunConfig) -> nn.Module:
-    """The model that a config names, if it can still be built and its code is what it was."""
+    """The model that a config names (`code.check_model` comes first), if it can still be built and its code is what it
+    was."""
     if config.model.name == "own":
         raise ConfigError(f"{path}: was made with a model of your own: pass it, codecl.load(run, task, model)")
     try:
-        code = source_digest("model", MODELS, config.model.name)
+        check_size(path, config)
+        source = source_digest("model", MODELS, config.model.name)
         first = read_tasks(path)[0]
         model = build_model(config, first.shape, first.classes)
     except CodeclError as error:
         raise ConfigError(f"{path}: {error}; or pass the model: codecl.load(run, task, model)") from error
-    if code != config.sources.get("model"):
+    if source != config.sources.get("model"):
         raise ConfigError(
             f"{path}: {config.model.name} has changed since; pass the model: codecl.load(run, task, model)"
         )

@@ -1,7 +1,7 @@
 """The next task arrives: a finished run, and the config of one that goes on with more tasks. It ends as a run that had
 all tasks from the start, and needs no old training data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from codecl.data.past import PastTask, past_task
 from codecl.data.task import Task, TaskInfo
 from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.registry import near
-from codecl.runs import checkpoint, own
+from codecl.runs import checkpoint, code, own
 from codecl.runs.build import read_stream, scaled, task_options, working_copy
 from codecl.runs.checkpoint import Checkpoint
 from codecl.runs.config import RunConfig, merge, stream_digest, validate
@@ -47,20 +47,24 @@ def read_past(folder: Path) -> Past:
     point = checkpoint.latest(folder / "checkpoint", CPU)
     if point is None:
         raise DataError(f"{folder}: holds no checkpoint to go on from")
-    return Past(folder, read_config(folder), read_tasks(folder), point)
+    past = Past(folder, read_config(folder), read_tasks(folder), point)
+    if point.position is not None or len(point.state.kept) != len(past.tasks):
+        raise DataError(f"{past.name}: its last checkpoint is missing; run it anew with --again to go on from its end")
+    return past
 
 
-def module_of(past: Past, module: nn.Module | None) -> nn.Module:
+def module_of(past: Past, module: nn.Module | None, allowed: Collection[str]) -> nn.Module:
     """The run's module with the weights of the run: the one that its config names, or the caller's own, of which only
-    the structure is used."""
+    the structure is used. `allowed`: names of code that may run."""
     config, point, name = past.config, past.point, str(past.name)
     if module is not None:
         own.check_not_lazy(module)
     elif config.model.name == OWN:
         raise ConfigError(f"{name}: was made with a model of your own: pass one, codecl.Learner.open(folder, model)")
     else:
+        code.check_model(config, name, False, allowed)
         module = recorded_model(past.folder, config)
-    module = working_copy(module, config.fixed).to(getattr(torch, config.dtype))
+    module = working_copy(module, config).to(getattr(torch, config.dtype))
     recorded = read_structure(past.folder)
     if not recorded:
         raise DataError(f"{name}: was recorded by an older codecl, which kept no head for a next task")

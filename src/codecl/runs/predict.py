@@ -41,7 +41,12 @@ class TaskModel(NamedTuple):
 
 
 def predict(
-    run: Path, task: str | None, images: Sequence[Path], resize: bool = False, top: int = 1
+    run: Path,
+    task: str | None,
+    images: Sequence[Path],
+    resize: bool = False,
+    top: int = 1,
+    allow_code: bool = False,
 ) -> list[Prediction]:
     """What each of these images is, among the classes of a task (its name, or its number from 1), or among those of all
     tasks: then a class is called `task: class`."""
@@ -53,7 +58,8 @@ def predict(
             " numbers that it gives"
         )
     numbers = range(len(abouts)) if task is None else [_number(folder, abouts, task)]
-    models = [_model(folder, number, abouts[number], told=task is not None) for number in numbers]
+    loaded = {number: load(folder, number, warn=False, allow_code=allow_code) for number in numbers}
+    models = [_model(folder, module, abouts[number], task is not None) for number, module in loaded.items()]
     names = [name for model in models for name in model.names]
     out = []
     for path in images:
@@ -64,8 +70,7 @@ def predict(
     return out
 
 
-def _model(folder: Path, number: int, about: TaskInfo, told: bool) -> TaskModel:
-    module = load(folder, number, warn=False)
+def _model(folder: Path, module: nn.Module, about: TaskInfo, told: bool) -> TaskModel:
     if norms.depends_on_batch(module):
         raise ConfigError(
             f"{folder}: its norms use the statistics of their batch, so one image alone cannot be classified; train it"

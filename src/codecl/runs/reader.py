@@ -1,21 +1,23 @@
 """Reading run folders: the one reader of what the writer wrote. It needs no torch, but for configs and tasks."""
 
-import json
+import math
 import os
 import re
+import stat
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import yaml
 from pydantic import ValidationError
 
 from codecl.errors import ConfigError, DataError
+from codecl.files import parse_json, read_bytes, read_json, shown
 from codecl.registry import reason
+from codecl.runs import held, yamlfile
 from codecl.runs.metrics import metrics
-from codecl.runs.schema import SCHEMA, Labels, Metrics, fault
+from codecl.runs.schema import SCHEMA, Labels, Metrics, Privacy, fault
 from codecl.train.events import EVENT, E, MemberChanged, Recorded, RunStarted, Status, TaskOpened, of_type
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from codecl.space.layers import Layer
 
 EVENTS = "events.jsonl"
+TASKS = Path("model") / "tasks.json"
+MAX_EVENTS = 256 << 20  # bytes of a file of them
 BEFORE = ".before"  # in a run folder whose next task is being learned: how it was after the last
 AGENT = re.compile(r"agent-\d+")  # the folder of a peer
 FROM_WORST: tuple[Status, ...] = ("partial", "degraded", "complete")
@@ -44,7 +48,7 @@ class Run(NamedTuple):
 
     folder: Path
     metrics: Metrics
-    events: Sequence[Recorded] = ()  # of a fleet: those of the agent that got furthest
+    events: Sequence[Recorded] = ()  # of a fleet: those of the agent that got furthest, with who holds what of all
     config: "RunConfig | None" = None  # None: there is none that can be read
     links: Sequence[Link] = ()  # of a fleet
 
@@ -137,14 +141,17 @@ def read_config(folder: Path) -> "RunConfig":
     from codecl.runs.config import parse
 
     try:
-        return parse(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, TypeError, ConfigError) as error:
+        fields = yamlfile.load(read_bytes(folder / "config.yaml", yamlfile.MAX_BYTES))
+        if shown(fields) != fields:
+            raise ValueError("there are control characters in it")
+        return parse(fields)
+    except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{folder}: config.yaml is broken or of another version ({reason(error)})") from error
 
 
 def read_metrics(folder: Path) -> Metrics:
     try:
-        values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        values = shown(read_json(folder / "metrics.json"))
     except FileNotFoundError:
         raise DataError(f"{folder}: holds no finished run (no metrics.json)") from None
     except (OSError, ValueError):
@@ -165,8 +172,8 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
     """What is known of the tasks of a recorded run."""
     from codecl.data.task import TaskInfo
 
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        values = shown(read_json(folder / TASKS))
         tasks = [TaskInfo(**task) for task in values["tasks"]]
         if tasks:
             return tasks
@@ -175,15 +182,17 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
 
 def read_files(folder: Path) -> dict[str, str]:
     """Digests of the data set files that a recorded run read, by name."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8")).get("files", {}))
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        return dict(read_json(folder / TASKS).get("files", {}))
     return {}
 
 
 def read_structure(folder: Path) -> dict[str, list[str]]:
     """Of the module of a recorded run; empty: recorded before it was."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8")).get("structure", {}))
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        found = dict(read_json(folder / TASKS).get("structure", {}))
+        if all(isinstance(part, list) and [*map(type, part)] == [str] * 3 for part in found.values()):
+            return found
     return {}
 
 
@@ -192,8 +201,8 @@ def read_layers(folder: Path, parameters: Mapping[str, "Tensor"]) -> list["Layer
     from codecl.space.calls import Form
     from codecl.space.layers import Layer
 
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads((folder / "model" / "tasks.json").read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        values = read_json(folder / TASKS)
         layers = []
         for facts in values["layers"]:
             form = facts.pop("form", None)
@@ -226,13 +235,14 @@ class EventTail:
         """Take up what came since; how many events were there before. A line that is half written waits. All is read
         anew where the last line is no longer where it was: the file is another, or was cut."""
         try:
+            length = _length(self.folder / EVENTS)
             with (self.folder / EVENTS).open("rb") as file:
                 file.seek(self._at - len(self._last))
-                data = file.read(size)
+                data = file.read(length if size < 0 else size)
                 if os.fstat(file.fileno()).st_size < self._at or not data.startswith(self._last):
                     self._start()
                     file.seek(0)
-                    data = file.read(size)
+                    data = file.read(length if size < 0 else size)
         except FileNotFoundError:
             self._start()
             return 0
@@ -249,7 +259,7 @@ class EventTail:
         """The event of the next line."""
         number = len(self.events) + 1
         try:
-            values = json.loads(line)
+            values = shown(parse_json(line))
             if not isinstance(values, dict) or "kind" not in values:
                 raise DataError(f"{self.folder}: {EVENTS} is not a run's (line {number} has no kind)")
             return EVENT.validate_python(values)
@@ -257,6 +267,14 @@ class EventTail:
             raise DataError(f"{self.folder}: {EVENTS} is broken at line {number}, {fault(error)}") from error
         except ValueError:
             raise DataError(f"{self.folder}: {EVENTS} is broken at line {number}") from None
+
+
+def _length(path: Path) -> int:
+    """Of a plain file that is not too long to be read."""
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_EVENTS:
+        raise OSError(f"no plain file of up to {MAX_EVENTS:,} bytes")
+    return facts.st_size
 
 
 def as_fleets(runs: Sequence[Run]) -> list[Run]:
@@ -288,10 +306,18 @@ def _fleet(agents: Sequence[Run]) -> Run:
             "traffic": traffic.model_copy(update={"cc": cc}),
             "missed": sum(agent.missed or 0 for agent in each),
             "recorded_agents": len(each),
+            "privacy": _least_private([agent.privacy for agent in each if agent.privacy]),
         }
     )
     links = [link for run in agents for link in run.links]
-    return furthest._replace(folder=furthest.folder.parent, metrics=together, links=links)
+    by_agent = {run.metrics.agent: run.events for run in agents if run.metrics.agent is not None}
+    events = held.with_everyones(furthest.events, by_agent, furthest.metrics.agents)
+    return furthest._replace(folder=furthest.folder.parent, metrics=together, events=events, links=links)
+
+
+def _least_private(each: Sequence[Privacy]) -> Privacy | None:
+    """That of the agent with the largest ε; none is more than any."""
+    return max(each, key=lambda one: math.inf if one.epsilon is None else one.epsilon, default=None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

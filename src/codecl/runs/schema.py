@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codecl.data.catalogue import Verdict
-from codecl.train.events import LinkBytes, RunStarted, Status
+from codecl.train.events import MAX_AGENTS, MAX_TASKS, LinkBytes, RunStarted, Status
 
 SCHEMA = 2
 PERCENT = ("accuracy", "label-accuracy")  # scores that are in percent
@@ -44,15 +44,27 @@ class MeanMax(_Part):
     max: float
 
 
+class Privacy(_Part):
+    """What is guaranteed for one image of an agent (docs/privacy.md)."""
+
+    epsilon: float | None  # ε for an image that is in one task; None: no noise, no guarantee
+    delta: float
+    epsilon_by_task: Sequence[float | None]
+    covers: str  # "gradients": not what is learned from images at a task's end; or "all messages"
+    clip: float
+    noise: float
+    sampling: str
+
+
 class Labels(_Part):
     """What a run is called."""
 
     benchmark: str  # the preset's name
     method: str
-    agents: int
+    agents: int = Field(ge=1, le=MAX_AGENTS)
     topology: str
     seed: int
-    tasks: int
+    tasks: int = Field(ge=0, le=MAX_TASKS)
     each_task_alone: bool = False  # scored right after each task, as `stl` is: an upper bound, not continual learning
     exchange: str | None = None
     agent: int | None = None  # of a peer
@@ -98,6 +110,7 @@ class Metrics(Labels):
     recorded_agents: int | None = None  # of a fleet: whose records were read
     data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
 
+    privacy: Privacy | None = None  # where gradients of single images are clipped
     not_scored: Sequence[int] | None = None  # tasks (from 0) that acc and bwt leave out: their test data was not there
 
     @property

@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from codecl.errors import ConfigError, RunFailed
-from codecl.files import lock, write_text
+from codecl.files import RecordFile, lock, why_not, write_text
 from codecl.runs import checkpoint
 from codecl.runs.build import environment
 from codecl.runs.checkpoint import Checkpoint
@@ -28,7 +28,7 @@ from codecl.runs.reader import BEFORE, EVENTS, lasted_s, read_events
 from codecl.runs.schema import Labels, Metrics
 from codecl.space.layers import Layer
 from codecl.space.layout import Parameters
-from codecl.train.events import EpochEnded, Event, Flooded, Recorded, RunEnded, Status, TaskOpened, of_type
+from codecl.train.events import EpochEnded, Event, Flooded, NotWritten, Recorded, RunEnded, Status, TaskOpened, of_type
 from codecl.train.state import Setup, State, TaskPosition
 
 NEEDED = ("name", "weight", "bias", "groups")  # of a layer, to put own directions into its weight
@@ -102,7 +102,9 @@ class RunWriter:
         self._began = time.time() - lasted_s(self.events)
         self._lock = handle
         self._module: tuple[Parameters, Parameters] = ({}, {})  # the head before any task, buffers
-        self._file = (folder / EVENTS).open("a", encoding="utf-8")
+        self._record = RecordFile(folder / EVENTS)
+        self._lost: dict[str, str] = {}  # what could not be written so far, and why
+        self._said = False
 
     @classmethod
     def new(cls, folder: Path, config: RunConfig, labels: Labels) -> "RunWriter":
@@ -137,6 +139,14 @@ class RunWriter:
         """The environment, beside those of earlier processes of the run; what predictions need of each task and of the
         layers that carry coordinates; and what a next task needs: of the module, and of data set files (`files`: of
         those that may be gone by now)."""
+        try:
+            self._describe(device, setup, files)
+        except OSError as error:
+            self._record.close()
+            _unlock(self._lock)
+            raise RunFailed(f"{self.folder}: cannot be written ({error.strerror or error}); make room first") from error
+
+    def _describe(self, device: torch.device, setup: Setup, files: Mapping[str, str]) -> None:
         path = self.folder / "environment.json"
         values = environment(device)
         if self.point:
@@ -159,41 +169,68 @@ class RunWriter:
             return
         stamped = event.stamped()
         self.events.append(stamped)
-        try:
-            self._file.write(_line(stamped))
-            self._file.flush()
-        except OSError as error:
-            raise RunFailed(f"{self.folder}: {EVENTS} cannot be written ({error.strerror or error})") from error
+        self.attempt("events", lambda: self._record.add(_line(stamped)))
         if isinstance(event, Flooded):
             self.state = event.state
 
     def save(self, state: State, position: TaskPosition | None, generators: Generators) -> None:
         """A checkpoint of all that is recorded so far; where it cannot be written, the run goes on without it."""
         steps = sum(epoch.step for epoch in last_of_task(of_type(self.events, EpochEnded)))
-        try:
-            os.fsync(self._file.fileno())
-            point = Checkpoint(state, position, steps, self._file.tell(), generators, *self._module)
+
+        def write() -> None:
+            self._record.sync()
+            point = Checkpoint(state, position, steps, self._record.length, generators, *self._module)
             checkpoint.write(self.folder / "checkpoint", point)
+
+        self.attempt("checkpoint", write)
+
+    def attempt(self, what: str, write: Callable[[], object]) -> None:
+        """Write; where that fails, say so once and go on. What can be written later is not lost."""
+        try:
+            write()
+            self._lost.pop(what, None)
         except (OSError, SafetensorError) as error:
-            why = getattr(error, "strerror", None) or error
-            warnings.warn(f"{self.folder}: no checkpoint could be written ({why}); the run goes on", stacklevel=2)
+            self._lost[what] = why_not(error)
+        if self._lost and not self._said:
+            self._said = True
+            thing = {"events": EVENTS, "checkpoint": "no checkpoint"}.get(what, f"the {what}")
+            could = "could be" if what == "checkpoint" else "cannot be"
+            line = f"{self.folder}: {thing} {could} written ({self._lost[what]}); the run goes on"
+            warnings.warn(line, stacklevel=3)
+            self.event(NotWritten(what=what, why=self._lost[what]))
 
     def close(self, status: Status) -> Metrics:
-        """Write metrics and the model of the tasks that are finished."""
+        """Write metrics and the model of the tasks that are finished. A run that could not write all of it is not
+        complete: RunFailed says so, and the next call goes on from the last checkpoint."""
+        finished, state = status != "partial", self.state
         try:
+            if state is not None:
+                self.attempt("model", lambda: save_model(state, self.folder / "model"))
+            status = "partial" if self._unwritten else status
             self.event(RunEnded(status=status))
             out = metrics(self.events, self.labels, status, time.time() - self._began)
-            if self.state is not None:
-                save_model(self.state, self.folder / "model")
-            _write(self.folder / "metrics.json", out.dump())
-            if status == "complete":
-                checkpoint.keep(self.folder / "checkpoint", 1)  # more tasks go on from its end
-                shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
-            return out
+            self.attempt("metrics", lambda: _write(self.folder / "metrics.json", out.dump()))
+            if self._unwritten and status != "partial":  # what says that all is well is taken back
+                self.attempt("metrics", lambda: (self.folder / "metrics.json").unlink(missing_ok=True))
+                self._lost.setdefault("metrics", "no room")
         finally:
-            with suppress(OSError):
-                self._file.close()
+            self._record.close()
             _unlock(self._lock)
+        if finished and self._unwritten:
+            what, why = next(iter(self._unwritten.items()))
+            raise RunFailed(
+                f"{self.folder}: trained to the end, but the {what} could not be written ({why}); make room, then the"
+                " same command goes on from the last checkpoint"
+            )
+        if status == "complete":
+            checkpoint.keep(self.folder / "checkpoint", 1)  # more tasks go on from its end
+            shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
+        return out
+
+    @property
+    def _unwritten(self) -> dict[str, str]:
+        """What a finished run should have and lacks."""
+        return {what: why for what, why in self._lost.items() if what != "checkpoint"}
 
 
 Writer = RunWriter | NullWriter

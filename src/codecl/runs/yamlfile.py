@@ -7,17 +7,19 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from codecl import files
 from codecl.errors import ConfigError
 from codecl.registry import near
 
+MAX_BYTES, MAX_DEPTH = 8 << 20, 40  # of a file
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def read(kind: type[Model], path: Path, way_out: str) -> Model:
     """The model that a file holds."""
     try:
-        fields = yaml.safe_load(read_bytes(path, way_out).decode())
-    except (yaml.YAMLError, ValueError) as error:
+        fields = load(read_bytes(path, way_out))
+    except ValueError as error:
         said = " ".join(str(error).split())[:120]
         raise ConfigError(f"{path}: is not readable as YAML ({said}); {way_out}") from error
     if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
@@ -27,9 +29,35 @@ def read(kind: type[Model], path: Path, way_out: str) -> Model:
 
 def read_bytes(path: Path, way_out: str) -> bytes:
     try:
-        return path.read_bytes()
+        return files.read_bytes(path, MAX_BYTES)
+    except ValueError as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); {way_out}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error}); {way_out}") from error
+
+
+def load(data: bytes) -> Any:
+    """What a YAML file holds; ValueError says what is wrong with it."""
+    try:
+        return yaml.load(data.decode(), _Loader)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases, by which a short file could stand for a very long one, and not too deep."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not taken, write the value twice")
+        if self.depth >= MAX_DEPTH:
+            raise yaml.YAMLError("it is nested too deeply")
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def checked(kind: type[Model], fields: Mapping[str, Any], where: Path | str = "", field: str = "") -> Model:
@@ -79,6 +107,10 @@ def dump(fields: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        """Values are written as often as they are there."""
+        return True
+
     def text(self, text: str) -> yaml.ScalarNode:
         """Several lines are written line by line."""
         return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)

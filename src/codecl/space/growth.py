@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from codecl.data.inputs import Inputs, count
@@ -34,9 +34,21 @@ class GrowthConfig(BaseModel):
         125, description="images to look at: one number above 0, or one for each layer in order"
     )
     subspace_from: Literal["one", "all"] = Field("one", description="whose images: the chosen agent's, or everyone's")
+    pool: Literal["plain", "masked"] = Field(
+        "plain",
+        description="how everyone's moments are summed, with subspace_from: all: as they are, or under masks that"
+        " cancel in the sum, so that nobody sees another's",
+    )
     min_images: int = Field(
         1, ge=1, description="an agent with fewer images of a task is refused: a basis grown from a few shows them"
     )
+
+    @field_validator("pool")
+    @classmethod
+    def _of_all(cls, value: str, info: ValidationInfo) -> str:
+        if value == "masked" and info.data.get("subspace_from") == "one":
+            raise ValueError("one agent's moments are not summed; set growth.subspace_from=all")
+        return value
 
     def at(self, task: int) -> float:
         """ε of this task (counted from 0)."""

@@ -7,6 +7,7 @@ Shapes: C channels of a norm.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from math import gcd
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from codecl.space.calling import call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 
+GROUPS = 8  # of channels, at most, of a group norm in a batch norm's place
 PASSES = 2  # the first normalises by the batch; the second by what the first new, so that agents see alike
 MEAN, VARIANCE = "running_mean", "running_var"  # PyTorch's names: a loaded module is an ordinary one
 MOMENTS = "codecl_moments"  # of a norm whose statistics agents gossip: mean and mean square [2, C], as coordinates
@@ -24,6 +26,22 @@ MOMENTS = "codecl_moments"  # of a norm whose statistics agents gossip: mean and
 def batch_norms(module: nn.Module) -> dict[str, nn.Module]:
     """The parts that mix the images of a batch."""
     return {name: norm for name, norm in module.named_modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)}
+
+
+def with_group_norms(module: nn.Module) -> nn.Module:
+    """Batch norms become group norms, of the same parameters: each image is normalised by itself, in up to eight
+    groups of channels. Changes the module in place, and gives it. Law: of itself, it is the same."""
+    for name, norm in batch_norms(module).items():
+        features = int(getattr(norm, "num_features", 0))
+        group = nn.GroupNorm(gcd(GROUPS, features), features, float(getattr(norm, "eps", 1e-5)), affine=False)
+        group.affine = bool(getattr(norm, "affine", False))
+        group.weight, group.bias = norm.weight, norm.bias  # type: ignore[assignment]
+        group.train(norm.training)
+        if not name:
+            return group
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, group)
+    return module
 
 
 def statistics_size(module: nn.Module) -> int:

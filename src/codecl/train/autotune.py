@@ -25,6 +25,7 @@ from codecl.train.cuda_graph import RunEpoch, epochs
 from codecl.train.execution import Execution
 from codecl.train.loop import open_task, start_of
 from codecl.train.objective import LOSSES
+from codecl.train.privacy import SeededNoise
 from codecl.train.state import Carry, Setup, State
 from codecl.train.step import make_step
 
@@ -98,6 +99,7 @@ def _key(setup: Setup, device: torch.device) -> str:
     parts += [setup.train.batch_size, setup.train.precision, str(data.dtype), name, torch.__version__]
     parts += [codecl.__version__, kernels.available(device, data.dtype)]
     parts += [] if setup.train.loss in LOSSES else [setup.train.loss]
+    parts += ["private"] if setup.privacy.is_on else []
     parts += [] if setup.exchange.on_device and not data.streamed else ["no graph"]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
@@ -105,9 +107,9 @@ def _key(setup: Setup, device: torch.device) -> str:
 def measure(setup: Setup, state: State, device: torch.device) -> dict[Execution, float]:
     """Milliseconds of a step, the best of some turns that candidates take one after another."""
     data, count = setup.tasks[0], STEPS[device.type]
-    graph = setup.exchange.on_device and device.type == "cuda" and not data.streamed
+    graph = setup.exchange.on_device and device.type == "cuda" and not data.streamed and not setup.privacy.is_on
     among = topologies.build(TopologyConfig(name="complete"), len(setup.exchange.agents), setup.seed)
-    setup = setup._replace(exchange=Simulated(among, data.dtype, device))
+    setup = setup._replace(exchange=Simulated(among, data.dtype, device), noise=SeededNoise(0))
     turns: dict[Execution, Callable[[], float]] = {}
     for execution in CANDIDATES[device.type]:
         agents = open_task(setup._replace(execution=execution), state, data)

@@ -80,10 +80,10 @@ class TrainConfig(BaseModel):
     )
     precision: Precision = Field("tf32", description="of products while training: highest, tf32 (on a GPU) or bf16")
     test_batch_size: int = Field(64, gt=0, description="images of a test batch")
-    norm_statistics: Literal["batch", "task", "gossip"] = Field(
+    norm_statistics: Literal["batch", "task", "gossip", "group"] = Field(
         "batch",
         description="of batch norms: batch, its own; task, when predicting those of the task, measured when it ends;"
-        " gossip, those that agents share while they train, for agents whose data differ",
+        " gossip, those that agents share while they train; group, each image's own: group norms take their place",
     )
 
     @field_validator("milestones")

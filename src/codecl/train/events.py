@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from codecl.data.catalogue import Verdict
 
 Status = Literal["complete", "degraded", "partial"]
+MAX_AGENTS, MAX_TASKS = 4096, 1 << 16  # of a run
 Live = Field(None, exclude=True, repr=False)
 
 
@@ -23,9 +24,9 @@ class Event(BaseModel):
 
     kind: str  # what happened
     time: float | None = None  # seconds since 1970
-    task: int | None = None  # from 0
-    epoch: int | None = None  # of the task, from 0
-    step: int | None = None  # from the task's start
+    task: int | None = Field(None, ge=0, lt=MAX_TASKS)  # from 0
+    epoch: int | None = Field(None, ge=0)  # of the task, from 0
+    step: int | None = Field(None, ge=0)  # from the task's start
 
     def record(self) -> dict[str, Any]:
         """For `events.jsonl`: plain values; what does not apply is left out."""
@@ -41,7 +42,7 @@ class Event(BaseModel):
 class InTask(Event):
     """It happened inside a task, or at its end."""
 
-    task: int
+    task: int = Field(ge=0, lt=MAX_TASKS)
 
 
 class Sent(InTask):
@@ -55,10 +56,10 @@ class RunStarted(Event):
     kind: Literal["run"] = "run"
     benchmark: str  # the preset's name
     method: str  # by its name
-    agents: int  # how many
+    agents: int = Field(ge=1, le=MAX_AGENTS)  # how many
     topology: str  # by its name
     seed: int  # of everything random
-    tasks: int  # how many
+    tasks: int = Field(ge=0, le=MAX_TASKS)  # how many
     each_task_alone: bool = False  # scored right after each task, as `stl` is
     edges: Sequence[tuple[int, int]]  # (sender, hearer)
     contraction: float  # √ρ: what one round leaves of any disagreement, at most
@@ -73,6 +74,20 @@ class RunStarted(Event):
     fleet: str | None = None  # of a peer: the fleet's name
     data_sets: Mapping[str, Verdict] | None = None  # of the catalogue that it reads; None: no such, or not recorded
     score: str = "accuracy"  # what tasks are scored with; ACC and BWT are of it
+
+
+class PrivateTask(BaseModel):
+    """How images of a task are used where their gradients are clipped: docs/privacy.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clip: float  # largest norm of one image's gradient
+    noise: float  # on the sum of a batch's, in units of it
+    delta: float  # δ
+    sampling: str  # how batches are drawn
+    images: int  # of an agent; the fewest, where there are several
+    batch: int  # images of a batch
+    covers: Literal["gradients", "all messages"]  # what the guarantee is about
 
 
 class TaskOpened(InTask):
@@ -91,7 +106,10 @@ class TaskOpened(InTask):
     trained: Mapping[str, int] | None = None  # the free directions that it trains in, where they were chosen
     own: Mapping[str, int] | None = None  # its own directions, where it has some
     factored: Sequence[str] = ()  # layers that run in the factored form
-    class_counts: Mapping[str, Sequence[int]] | None = None  # images of each class, by agent; None: iid
+    class_counts: Mapping[str, Sequence[int | None]] | None = None  # images of each class, by agent; None: all alike
+    images: Sequence[int] | None = None  # of each agent; None: all alike
+    own_counts: Mapping[str, int] | None = None  # of a peer with images of its own: how many of each class
+    privacy: PrivateTask | None = None  # where gradients of single images are clipped
     agents: Any = Live
 
 
@@ -126,6 +144,7 @@ class EpochEnded(Sent):
     mu_mean: float | None = None  # over agents, where it is measured: see train/constraint.py
     mu_max: float | None = None  # the largest
     execution: str  # how agents shared the device
+    private_steps: int | None = None  # of this task so far that had noise
     seconds: float  # that the epoch took
     live: Any = Live  # what a checkpoint needs
 
@@ -190,6 +209,14 @@ class LinksClosed(Event):
     missed: int  # messages that did not come in time
 
 
+class NotWritten(Event):
+    """Something could not be written for the first time, on a full disk for example; the run goes on without it."""
+
+    kind: Literal["unwritten"] = "unwritten"
+    what: str  # events, a checkpoint, the model, metrics, commits
+    why: str  # in the system's words
+
+
 class RunEnded(Event):
     kind: Literal["end"] = "end"
     status: Status  # complete; degraded: somebody missed something; partial: stopped
@@ -206,6 +233,7 @@ Recorded = (
     | Evaluated
     | MemberChanged
     | LinksClosed
+    | NotWritten
     | RunEnded
 )
 EVENT: TypeAdapter[Recorded] = TypeAdapter(Annotated[Recorded, Field(discriminator="kind")])

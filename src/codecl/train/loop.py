@@ -19,7 +19,7 @@ from codecl.space.directions import FREE, OWN, counts
 from codecl.train import identity, plateau, scoring
 from codecl.train.agents import Agents
 from codecl.train.cuda_graph import epochs
-from codecl.train.events import EpochEnded, Event, Stepped, TaskOpened
+from codecl.train.events import EpochEnded, Event, PrivateTask, Stepped, TaskOpened
 from codecl.train.objective import LOSSES, plain_loss
 from codecl.train.optimizers import state_size
 from codecl.train.plateau import Watched
@@ -92,8 +92,8 @@ def _train_task(
     carry = Carry.split(start.carry_AE, agents.layout.size, config)
     full_SABK, *last = data.indices(start.epoch, exchange.agents, config.batch_size)
     indices = [full_SABK[start.step :], *last]
-    graph = exchange.on_device and carry.coords_AD.is_cuda and not data.streamed
-    step = make_step(setup, state, data, agents)
+    graph = exchange.on_device and carry.coords_AD.is_cuda and not data.streamed and not setup.privacy.is_on
+    step = make_step(setup, state, data, agents, start.epoch * data.steps(config.batch_size) + start.step)
     run_batches = [epochs(step, carry, indices_SABK, exchange.traffic, graph) for indices_SABK in indices]
     for epoch in range(start.epoch, config.epochs):
         lr = _lr(setup, carry, epoch)
@@ -162,7 +162,22 @@ def _task_opened(setup: Setup, state: State, data: TaskData, agents: Agents) -> 
         own=own if any(own.values()) else None,
         factored=sorted(agents.factored),
         class_counts=data.class_counts(),
+        images=data.images_of_agents(),
+        own_counts=data.own_class_counts(),
+        privacy=_private_task(setup, data) if setup.privacy.is_on else None,
         agents=agents,
+    )
+
+
+def _private_task(setup: Setup, data: TaskData) -> PrivateTask:
+    """How images are used in it; of agents whose images are known here, by the one with the fewest."""
+    agents = setup.exchange.agents if setup.exchange.lossy else range(setup.topology.agents)
+    return PrivateTask(
+        **setup.privacy.model_dump(),
+        sampling=data.sampling,
+        images=min(len(data.partition[agent]) for agent in agents),
+        batch=setup.train.batch_size,
+        covers="gradients" if setup.method.looks_at_images or setup.method.grows else "all messages",
     )
 
 
@@ -205,6 +220,7 @@ def _epoch_ended(
         clipped=looked.clipped if looked else None,
         refused=looked.refused if looked else None,
         execution=agents.execution,
+        private_steps=setup.noise.counts[data.index] if setup.privacy.noise else None,
         seconds=time.perf_counter() - began,
         live=live,
         **setup.exchange.traffic.take("train"),

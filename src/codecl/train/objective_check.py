@@ -54,7 +54,7 @@ def _check_loss(setup: Setup, data: TaskData, parameters: Parameters) -> None:
     outputs = logits(setup.module, take(images_AB, 0), parameters).detach().requires_grad_()
     with torch.enable_grad():
         value = loss_of(setup.train)(outputs, labels_AB[0])
-    if not math.isfinite(float(value)):
+    if not math.isfinite(float(value.detach())):
         raise ConfigError(f"train.loss: {name} gives {float(value)} for the first batch, before anything is learned")
     if not value.requires_grad:
         raise ConfigError(f"train.loss: {name} gives a number that does not depend on the outputs; nothing is learned")

@@ -27,6 +27,7 @@ from codecl.train.config import TrainConfig
 from codecl.train.execution import Execution
 from codecl.train.optimizers import state_size
 from codecl.train.plateau import RULE
+from codecl.train.privacy import Noise, PrivacyConfig
 
 
 class State(NamedTuple):
@@ -85,6 +86,8 @@ class Setup(NamedTuple):
     own_norms: tuple[str, ...]  # parameters of norms that each task has of its own; empty: trained in the first
     seed: int
     execution: Execution
+    privacy: PrivacyConfig
+    noise: Noise  # where privacy asks for some
     past: Sequence[PastTask] = ()  # that were learned before `tasks`
     faults: FaultsConfig = FaultsConfig()
 

@@ -5,6 +5,7 @@ variation.
 """
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,17 +17,19 @@ from codecl.errors import ConfigError
 from codecl.methods.base import LR
 from codecl.space.directions import space
 from codecl.train import corrections
-from codecl.train.agents import Agents
+from codecl.train.agents import AgentLoss, Agents
 from codecl.train.optimizers import correction_size, make_descend
+from codecl.train.privacy import PrivateGradient, drawn
 from codecl.train.shared_norms import make_settle
 from codecl.train.state import Carry, Setup, State
 
 # carry, images by their indices [A, B, K] or as they were read ahead, lr -> carry, loss [A]
 Step = Callable[[Carry, Picked, LR], tuple[Carry, Tensor]]
+Gradient = Callable[[Tensor, Picked], tuple[Tensor, Tensor]]  # coords [A, D], images -> loss [A], gradient [A, D]
 
 
-def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Step:
-    """The step of this task, in the order of mixing that the config says."""
+def make_step(setup: Setup, state: State, data: TaskData, agents: Agents, first: int = 0) -> Step:
+    """The step of this task, in the order of mixing that the config says. `first`: the number of the next one."""
     method, exchange = setup.method, setup.exchange
     constants: Any = method.prepare(space(state.memory, state.directions), agents.layout)
     descending, sending = make_descend(setup.train, agents.layout), setup.messages(data.index)
@@ -37,7 +40,11 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         direction_AD, state_AV = descending(state_AV, coords_AD, own_AD)
         return settle(direction_AD, grad_AD, lr), state_AV
 
+    private = make_private(setup, data, agents, first) if setup.privacy.is_on else None
+
     def gradient(coords_AD: Tensor, picked: Picked) -> tuple[Tensor, Tensor]:
+        if private is not None:
+            return private(coords_AD, picked)
         built = agents.build(coords_AD)  # weights are built while the batch is put together
         return agents.gradient_at(built, *data.batch(picked))
 
@@ -81,6 +88,23 @@ def make_step(setup: Setup, state: State, data: TaskData, agents: Agents) -> Ste
         return Carry(new_AD, state_AV, after_AM, watched_AW), loss_A
 
     return combine_then_adapt if setup.train.order == "paper" else adapt_then_combine
+
+
+def make_private(setup: Setup, data: TaskData, agents: Agents, first: int) -> Gradient:
+    """Clipped gradients of single images with noise, from step `first` on."""
+    loss = AgentLoss(setup.module, agents.layout, half=agents.loss.half, function=agents.loss.function)
+    gradient = PrivateGradient(loss, agents.layout, setup.privacy, agents.execution, setup.train.precision)
+    steps = count(first)
+
+    def private(coords_AD: Tensor, picked: Picked) -> tuple[Tensor, Tensor]:
+        noise_AD, step = torch.zeros_like(coords_AD), next(steps)
+        if setup.privacy.noise:
+            noise_AD = drawn(setup.noise, setup.exchange.agents, data.index, step, coords_AD)
+        out = gradient(coords_AD, *data.batch(picked), noise_AD)
+        agents.execution = gradient.execution
+        return out
+
+    return private
 
 
 def _wrong_step(name: str, found: Any, base_AD: Tensor) -> str:

@@ -72,7 +72,7 @@ def kept_size(setup: Setup, data: TaskData, own: Mapping[str, int] | None = None
     """Numbers that a task keeps for itself: head, own norms, statistics of norms, and so many own directions."""
     head = sum(value.numel() for value in setup.heads[data.index].values())
     norm_parameters = sum(setup.module.get_parameter(name).numel() for name in setup.own_norms)
-    statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics != "batch" else 0
+    statistics = norms.statistics_size(setup.module) if setup.train.norm_statistics in ("task", "gossip") else 0
     sizes = {
         layer.name: layer.direction_size + layer.outputs for layer in setup.roles.layers
     }  # of a direction and its u

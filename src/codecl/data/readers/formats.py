@@ -3,15 +3,14 @@
 CIFAR, MNIST, Fashion-MNIST and SVHN as their authors publish them, miniImageNet's pickles, and arrays as people keep
 them: an .npz or a folder of .npy files."""
 
-import gzip
 import io
+import math
 import struct
-import zlib
 from typing import Any
 
 import numpy as np
 
-from codecl.data.readers import unpickle
+from codecl.data.readers import limits, matlab, unpickle
 from codecl.data.readers.tree import Tree
 from codecl.data.store import Array, Split
 from codecl.errors import DataError
@@ -65,28 +64,22 @@ def _idx_array(tree: Tree, name: str, axes: int) -> Array:
     """The head: two zero bytes, the kind of numbers, the number of axes, then each axis' length, big-endian."""
     data, what = tree.read(name), tree.label(name)
     if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{what}: not a whole gzip file ({error})") from error
+        data = limits.unzipped(data, what)
     if data[:4] != bytes((0, 0, UNSIGNED_BYTE, axes)) or len(data) < 4 + 4 * axes:
         raise DataError(f"{what}: not an idx file of bytes with {axes} axes")
     shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
     body = np.frombuffer(data, np.uint8, offset=4 + 4 * axes)
-    if body.size != np.prod(shape, dtype=np.int64):
+    if body.size != math.prod(shape):
         raise DataError(f"{what}: {body.size:,} bytes for {list(shape)}")
     return body.reshape(shape)
 
 
 def svhn(tree: Tree, name: str) -> Split:
     """A MATLAB file with `X` [32, 32, 3, n] and `y` [n, 1], in which label 10 is the digit 0."""
-    from scipy.io import loadmat
-
     what = tree.label(name)
-    data = tree.read(name)
     try:
-        held = loadmat(io.BytesIO(data), variable_names=["X", "y"])
-    except Exception as error:  # a broken file can raise anything
+        held = matlab.load(tree.read(name), what)
+    except ValueError as error:
         raise DataError(f"{what}: not a whole MATLAB file ({error})") from error
     if "X" not in held or "y" not in held:
         raise DataError(f"{what}: there is no X and y in it")
@@ -105,8 +98,9 @@ def npy(tree: Tree, images: str, labels: str) -> Split:
 def _npy(tree: Tree, name: str) -> Array:
     data = tree.read(name)
     try:
+        limits.check_npy(data)
         return np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:
+    except Exception as error:  # a broken head can raise anything
         raise DataError(f"{tree.label(name)}: cannot be read ({error})") from error
 
 

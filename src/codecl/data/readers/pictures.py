@@ -1,6 +1,7 @@
 """Image files in a folder for each class: `train/<class>/*` and `test/<class>/*`, or `<class>/*` alone."""
 
 import io
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"}
+FORMATS = ("PNG", "JPEG", "MPO", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # none that another program would have to read
 MODES = dict.fromkeys(("1", "L", "LA"), "L") | dict.fromkeys(("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr"), "RGB")
 CHANNELS = {1: "L", 3: "RGB"}
 
@@ -115,10 +117,13 @@ def decode(data: bytes, what: str) -> "Image.Image | None":
     """An image file's picture; None where it is broken. `what` names it in errors."""
     from PIL import Image
 
+    Image.init()
     try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # more pixels than a picture has
+            image = Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN])
+            image.load()
+    except Exception:  # a broken file can raise anything
         return None
     if image.mode not in MODES:
         raise DataError(f"{what}: pixels of kind {image.mode!r}; images of 8 bits a channel are taken")

@@ -4,9 +4,12 @@ numpy's own classes are not let in either: a pickle sets their insides, down to 
 stands in for them here takes bytes and a plain kind of number, and becomes an array when all is read."""
 
 import io
+import itertools
 import pickle
+import pickletools
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,21 +92,33 @@ class _Unpickler(pickle.Unpickler):
 def load(data: bytes, what: str) -> Any:
     """What is pickled in `data` (Python 2's strings come out as bytes); `what` names it in errors."""
     try:
-        return _settle(_Unpickler(io.BytesIO(data), encoding="bytes").load())
+        _check_places(data)
+        held, count = _Unpickler(io.BytesIO(data), encoding="bytes").load(), itertools.count()
+        return _settle(held, lambda: next(count) > len(data))
     except DataError as error:
         raise DataError(f"{what}: {error}") from None
     except Exception as error:  # a broken pickle can raise anything
         raise DataError(f"{what}: not a whole pickle ({error})") from error
 
 
-def _settle(held: Any) -> Any:
-    """The same with arrays in place of what stood in for them."""
+def _check_places(data: bytes) -> None:
+    """Refuse a pickle that remembers things in places further than it is long: all places before take memory."""
+    for code, argument, _ in pickletools.genops(data):
+        if "PUT" in code.name and int(argument or 0) > len(data):
+            raise DataError(f"the pickle asks for {argument:,} places; it has {len(data):,} bytes")
+
+
+def _settle(held: Any, too_many: Callable[[], bool]) -> Any:
+    """The same with arrays in place of what stood in for them. Each thing takes a byte of the pickle, unless it is
+    there many times over."""
+    if too_many():
+        raise ValueError("it holds things many times over")
     if isinstance(held, _Array):
         return held.value
     if isinstance(held, dict):
-        return {key: _settle(value) for key, value in held.items()}
+        return {key: _settle(value, too_many) for key, value in held.items()}
     if isinstance(held, list | tuple):
-        return type(held)(map(_settle, held))
+        return type(held)(_settle(value, too_many) for value in held)
     return held
 
 

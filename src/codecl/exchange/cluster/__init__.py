@@ -154,6 +154,19 @@ class Cluster:
             post.wait(BOUNDARY)
         return sums.get(root)
 
+    def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
+        """Every agent's numbers under masks, with keys that are made for this sum."""
+        from codecl.exchange import masks
+
+        keys = {agent: masks.new_key() for agent in self.agents}
+        own_AB = torch.tensor([list(masks.public(key)) for key in keys.values()], device=self.wire.device)
+        publics = {agent: bytes(row) for agent, row in enumerate(self.gather(own_AB).tolist())}
+        hidden = [
+            masks.masked(part, agent, keys[agent], publics, b"ranks")
+            for agent, part in zip(self.agents, parts, strict=True)
+        ]
+        return self.reduce(root, hidden)
+
     def flood(self, root: int, payload: Tensors | None) -> Flood:
         """A rank hears it once, along the first edge of `root`'s tree that leads to it, and sends it on."""
         tree = self.topology.tree(root)

@@ -106,11 +106,12 @@ Figure = Lines | Bars | Heat | Network | Points
 
 
 class Section(NamedTuple):
-    """A part of the page: one figure, or one for each configuration, of which a reader chooses."""
+    """A part of the page: one figure, or one for each configuration or task, of which a reader chooses."""
 
     key: str
     title: str
-    figures: Mapping[str, Figure]  # by the name of the configuration; "" where one figure shows all
+    figures: Mapping[str, Figure]  # by the name of what it is of; "" where one figure shows all
+    choice: str = "configuration"  # what there is one of for each
 
 
 class Numbers(NamedTuple):

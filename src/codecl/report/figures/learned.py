@@ -6,11 +6,9 @@ from codecl.report.configurations import Configuration, common_tasks
 from codecl.report.figures import Curve, Heat, Lines, Number, Series
 from codecl.report.score_words import ScoreWords
 from codecl.runs.reader import Run
-from codecl.train.events import TaskOpened
 
 SAVES = 1.001  # times as much would have been sent
 A_POINT = 1.0  # of accuracy in %
-MAX_AGENTS = 64  # of a map that can still be looked at
 
 
 def forgetting(configuration: Configuration) -> Lines | None:
@@ -159,40 +157,3 @@ def _shares(run: Run) -> Mapping[str, Curve]:
         for layer, size in by_task.get(0, {}).items()
         if size
     }
-
-
-def held(configuration: Configuration) -> Heat | None:
-    """Who holds which classes, where images are dealt unevenly; of the first seed that recorded it."""
-    for run in configuration.runs:
-        counts = {event.task: event.class_counts for event in run.of(TaskOpened) if event.class_counts}
-        if counts and run.metrics.agents <= MAX_AGENTS:
-            return _held(configuration, run, counts)
-    return None
-
-
-def _held(configuration: Configuration, run: Run, counts: Mapping[int, Mapping[str, Sequence[int]]]) -> Heat:
-    columns = {
-        f"{task + 1}: {name}": by_agent
-        for task, of_task in sorted(counts.items())
-        for name, by_agent in of_task.items()
-    }
-    agents = range(run.metrics.agents)
-    some = [sum(by_agent[one] > 0 for by_agent in of_task.values()) for of_task in counts.values() for one in agents]
-    least, most = min(some), max(some)
-    said = ["Training images. Row: an agent. Column: a class, after the number of its task."]
-    sizes = {len(of_task) for of_task in counts.values()}
-    of_all = f" of the {sizes.pop()}" if len(sizes) == 1 else ""
-    said.append(f"An agent has images of {most if least == most else f'{least} to {most}'}{of_all} classes of a task.")
-    if len(configuration.runs) > 1:
-        said.append(f"Of seed {run.metrics.seed}; other seeds are dealt anew.")
-    return Heat(
-        "held",
-        f"Who holds which classes: {configuration.name}",
-        " ".join(said),
-        "task: class",
-        "agent",
-        list(columns),
-        [str(agent) for agent in agents],
-        [[by_agent[agent] for by_agent in columns.values()] for agent in agents],
-        "images",
-    )
