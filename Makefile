@@ -20,7 +20,7 @@ demo: .venv/demo.stamp
 	@echo "open report/report.html in a browser to look at it"
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not alone and not long" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not alone and not long" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "alone and not long"
 
 quick: .venv/dev.stamp

@@ -33,6 +33,25 @@ torch.set_num_threads(1)  # problems here are tiny: more threads only get in eac
 ROOT = Path(__file__).parent.parent
 
 
+LONGEST_FIRST = [  # so that no worker is left with one of them at the end
+    "test_docs.py",
+    "test_quickstart.py",
+    "test_exchanges.py",
+    "test_ranks.py",
+    "test_kernels.py",
+    "test_resume.py",
+    "test_cli.py",
+    "test_site.py",
+    "test_notebooks.py",
+    "test_terminals.py",
+    "test_watch.py",
+]
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else 99)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_generator():
     torch.manual_seed(0)

@@ -137,7 +137,8 @@ class Links:
         self._server = grpc.server(self._workers, options=options, maximum_concurrent_rpcs=calls)
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
-        credentials = grpc.dynamic_ssl_server_credentials(self._served(), self._served, True)
+        self._serving = keys.identity
+        credentials = grpc.dynamic_ssl_server_credentials(_served(self._serving), self._new_keys, True)
         bound = 0
         with suppress(RuntimeError):
             bound = self._server.add_secure_port(listen, credentials)
@@ -145,10 +146,11 @@ class Links:
             raise ConfigError(f"listen: {listen} cannot be listened on; is another agent running there?")
         self._server.start()
 
-    def _served(self) -> grpc.ServerCertificateConfiguration:
-        """Key and certificate as they are now: gRPC asks whenever somebody dials."""
-        us = self.keys.identity
-        return grpc.ssl_server_certificate_configuration([(us.key, us.certificate)], us.authority)
+    def _new_keys(self) -> grpc.ServerCertificateConfiguration | None:
+        """Key and certificate, where they are new: gRPC asks whenever somebody dials. To give it the same ones again
+        is not safe: it takes them up while others are still being answered with what it throws away."""
+        before, self._serving = self._serving, self.keys.identity
+        return None if self._serving is before else _served(self._serving)
 
     @property
     def up(self) -> set[int]:
@@ -415,3 +417,7 @@ class Outbox:
         """A sign of life to all neighbours."""
         for peer in self.links.up:
             self.send(peer, FrameKind.BEAT)
+
+
+def _served(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.authority)
