@@ -28,6 +28,7 @@ quick: .venv/dev.stamp
 
 long: .venv/dev.stamp
 	$(BIN)/python -m pytest -m long
+	EXAMPLES=200 $(BIN)/python -m pytest -m "not long" tests/laws
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -22,7 +22,8 @@ from tests import problems
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on a CPU, slowly; read when they are first imported
 
-settings.register_profile("codecl", deadline=None, max_examples=40, derandomize=True)
+EXAMPLES = int(os.environ.get("EXAMPLES", "25"))  # of each law; `make long` tries more
+settings.register_profile("codecl", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("codecl")
 
 # Shells start what runs in the background with SIGINT ignored, and processes inherit that: Ctrl-C is tested here.

@@ -318,8 +318,7 @@ def test_who_joins_again_does_so_between_two_steps_of_several_rounds(tmp_path):
     check_own_directions(inside_the_last_task, PATIENT, 5, tmp_path, **more)
 
 
-@pytest.mark.alone
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_joins_with_nothing_inside_a_task_reads_and_is_read_in_four_bits(tmp_path):
     check_own_directions(partial(inside_the_last_task, empty=True), PATIENT, 5, tmp_path, bits=4)
 

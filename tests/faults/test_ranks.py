@@ -125,6 +125,7 @@ def test_a_rank_that_never_comes(tmp_path):
     assert "rank 0: 2 ranks did not meet at 127.0.0.1" in errors
 
 
+@pytest.mark.long
 def test_two_calls_in_one_process_under_torchrun(tmp_path):
     """The launcher's store outlives the first meeting."""
     words = [*TORCHRUN, "-m", "tests.faults.victim", str(tmp_path), "twice"]
@@ -196,7 +197,7 @@ def test_ten_kills_of_a_rank(tmp_path):
     same(numbers(folder_of(out)), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on_too(tmp_path):
     out = tmp_path / "killed"
     killed(out, 1, lambda: list(out.rglob("checkpoint/[0-9]*")), "exact")

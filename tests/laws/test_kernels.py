@@ -20,7 +20,7 @@ from codecl.train.kernels import conv, norm
 from tests.problems import config, furthest, tasks, trajectory
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-EXAMPLES = 25  # interpreted, or compiled for every shape: slow either way
+EXAMPLES = settings().max_examples // 2  # interpreted, or compiled for every shape: slow either way
 EXACT = 1e-5
 
 

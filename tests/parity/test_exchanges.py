@@ -51,7 +51,7 @@ def sizes(*short, long):
     return [*short, *(pytest.param(size, marks=pytest.mark.long) for size in long)]
 
 
-@pytest.fixture(scope="module", params=sizes(1, 2, 3, long=[4, 8]), ids="{} ranks".format)
+@pytest.fixture(scope="module", params=sizes(1, 3, long=[2, 4, 8]), ids="{} ranks".format)
 def ranks(request, tmp_path_factory):
     """What each rank wrote down, by case."""
     folder, size = tmp_path_factory.mktemp("ranks"), request.param

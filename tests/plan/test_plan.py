@@ -368,7 +368,7 @@ def test_uneven_data_is_warned_of_where_norms_or_the_graph_do_not_bear_it(partit
     def warned(*settings, topology="ring"):
         planned = plan(config_of(f"data.partition={partition}", *settings, *QUIET, agents="8", topology=topology))
         lines = [line for line in planned.warnings if "classes on average" in line]
-        return ["model.norm=group" in line for line in lines if line.startswith("norms: ")], [
+        return ["train.norm_statistics=group" in line for line in lines if line.startswith("norms: ")], [
             "--topology torus" in line for line in lines if line.startswith("mixing: ")
         ]
 
@@ -378,6 +378,8 @@ def test_uneven_data_is_warned_of_where_norms_or_the_graph_do_not_bear_it(partit
     assert warned(topology="torus") == ([], [])
     if norms:
         assert warned(*group, "data.tasks=1", topology="torus") == ([], [])
+        assert warned(pooled, "train.norm_statistics=group", topology="torus") == ([], [])
+        assert warned(pooled, "train.norm_statistics=gossip", topology="torus") == ([], [])
     corrected = ("train.order=adapt-then-combine", "train.correction=gradient-tracking")
     assert warned(*corrected)[1] == []
 

@@ -177,6 +177,7 @@ def test_every_inequality_holds_on_every_kind_of_problem():
     assert min(row.margin for row in found) < 30, "they are bounds of what happens, not of anything"
 
 
+@pytest.mark.long
 def test_the_check_fails_on_mixing_that_loses_the_mean():
     found = list(check.broken(4, copies=2))
     assert check.passes_though_broken(found) == []
