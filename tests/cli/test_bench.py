@@ -100,6 +100,7 @@ def test_the_plain_loop_is_decentralized_sgd():
     torch.testing.assert_close(by_agent, torch.tensor(ours.loss), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_over_several_processes_it_tells_what_is_waited_and_sent(tmp_path):
     (code, said, errors), (other, nothing, _) = run(2, ["-m", "codecl", *SMALL, "--json"], tmp_path)
     assert (code, other, nothing) == (0, 0, ""), errors

@@ -52,6 +52,7 @@ def test_torchrun_gives_the_metrics_of_one_process_and_prints_once(cli, tmp_path
     assert again.returncode == 0
 
 
+@pytest.mark.long
 def test_the_way_of_running_is_chosen_by_the_leading_rank_for_all(tmp_path):
     done = run(3, ["-m", "codecl", *TINY, "--json", "--seeds", "1,2"], tmp_path)
     assert [code for code, *_ in done] == [0, 0, 0], done

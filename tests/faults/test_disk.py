@@ -138,7 +138,7 @@ def test_reasons_are_the_systems_words():
     assert why_not(Exception("else")) == "else"
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_an_agent_with_a_full_disk_goes_on_taking_part(tmp_path):
     """No file of agent 1 can grow any more after its first epoch; its log is written as before."""
     pytest.importorskip("grpc")

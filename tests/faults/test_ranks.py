@@ -87,6 +87,7 @@ def _environment(pid):
     return [part for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in part]
 
 
+@pytest.mark.long
 def test_what_all_ranks_refuse_is_said_once(tmp_path):
     done = run(3, [*SHORT, "--agents", "2"], tmp_path)
     assert codes(done) == [2, 2, 2]
