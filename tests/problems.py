@@ -13,8 +13,10 @@ from codecl.exchange import Simulated
 from codecl.runs.build import BuildExchange, build_setup, task_data
 from codecl.runs.config import RunConfig, grid, merge, validate
 from codecl.runs.schema import Metrics, Timing, Traffic
+from codecl.train import loop
+from codecl.train.cuda_graph import Replay
 from codecl.train.loop import train
-from codecl.train.state import Setup, State
+from codecl.train.state import Setup, State, TaskPosition
 
 CPU = torch.device("cpu")
 
@@ -165,3 +167,35 @@ def trajectory(
 def furthest(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> float:
     """The largest difference of any parameter of any agent."""
     return max(float((a[name] - b[name]).abs().max()) for a, b in zip(ours, theirs, strict=True) for name in b)
+
+
+def told(settings, module):
+    """All events of a run of these settings."""
+    return list(train(*build(module, tasks(), settings)))
+
+
+def digests(events):
+    return [event.digest for event in events if event.kind == "flood"]
+
+
+def check_goes_on(settings, module):
+    """Stopped inside the second task, it ends as if it had not."""
+    whole = told(settings, module)
+    stopped = [event.live for event in whole if event.kind == "epoch"][4]
+    setup, _ = build(module, tasks(), settings)
+    rest = list(train(setup, stopped.state, TaskPosition(stopped.epoch + 1, stopped.carry.joined())))
+    assert digests(rest) == digests(whole)[1:]
+
+
+def check_replays(settings, module, monkeypatch):
+    """A replayed step is a plain one."""
+    plain = digests(told(settings, module))
+    monkeypatch.setattr(loop, "epochs", lambda step, carry, indices, traffic, _: Replay(step, carry, indices, traffic))
+    assert digests(told(settings, module)) == plain
+
+
+def check_codec_is_codec_full(settings_of, module):
+    """`settings_of`: by the method's name."""
+    runs = [trajectory(module, tasks(), settings_of(method)) for method in ("codec", "codec-full")]
+    for ours, theirs in zip(*runs, strict=True):
+        assert furthest(ours, theirs) < 1e-9

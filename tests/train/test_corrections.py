@@ -6,12 +6,19 @@ from codecl import api
 from codecl.errors import ConfigError
 from codecl.plan import plan
 from codecl.runs.config import preset, resolve
-from codecl.train import loop as module_under_test
 from codecl.train.corrections import CORRECTIONS
-from codecl.train.cuda_graph import Replay
-from codecl.train.loop import train
-from codecl.train.state import TaskPosition
-from tests.problems import build, config, convolutional, furthest, perceptron, tasks, trajectory
+from tests.problems import (
+    build,
+    check_codec_is_codec_full,
+    check_goes_on,
+    check_replays,
+    config,
+    convolutional,
+    furthest,
+    perceptron,
+    tasks,
+    trajectory,
+)
 
 AFTER = {"order": "adapt-then-combine", "epochs": 3, "batch_size": 4, "lr": 0.05}
 KINDS = [name for name in CORRECTIONS if name != "none"]
@@ -22,40 +29,19 @@ def corrected(name, **more):
     return config(topology="ring-undirected", train=train, **more)
 
 
-def told(settings, module):
-    return list(train(*build(module, tasks(), settings)))
-
-
-def digests(events):
-    return [event.digest for event in events if event.kind == "flood"]
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_codec_and_codec_full_follow_one_trajectory(name):
-    module = perceptron()
-    runs = [trajectory(module, tasks(), corrected(name, method=method)) for method in ("codec", "codec-full")]
-    for ours, theirs in zip(*runs, strict=True):
-        assert furthest(ours, theirs) < 1e-9
+    check_codec_is_codec_full(lambda method: corrected(name, method=method), perceptron())
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_it_goes_on_as_if_it_had_not_stopped(name):
-    module, settings = perceptron(), corrected(name)
-    whole = told(settings, module)
-    stopped = [event.live for event in whole if event.kind == "epoch"][4]
-    setup, _ = build(module, tasks(), settings)
-    rest = list(train(setup, stopped.state, TaskPosition(stopped.epoch + 1, stopped.carry.joined())))
-    assert digests(rest) == digests(whole)[1:]
+    check_goes_on(corrected(name), perceptron())
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_replayed_step_is_a_plain_one(name, monkeypatch):
-    module, settings = convolutional(), corrected(name)
-    plain = digests(told(settings, module))
-    monkeypatch.setattr(
-        module_under_test, "epochs", lambda step, carry, indices, traffic, graph: Replay(step, carry, indices, traffic)
-    )
-    assert digests(told(settings, module)) == plain
+    check_replays(corrected(name), convolutional(), monkeypatch)
 
 
 def test_one_agent_alone_needs_no_correction():
@@ -102,6 +88,10 @@ def test_with_few_bits(tmp_path):
         (
             {"train": {**AFTER, "correction": "gradient-tracking"}, "message": {"bits": 8}, "topology": "torus"},
             "gradient-tracking sends two rows a step, and message.bits=8 remembers one",
+        ),
+        (
+            {"train": {**AFTER, "correction": "gradient-tracking"}, "message": {"robust": "clip"}, "topology": "torus"},
+            "gradient-tracking sends two rows a step, and message.robust=clip remembers one",
         ),
         (
             {"train": {**AFTER, "correction": "exact-diffusion"}, "topology": "ring"},

@@ -5,11 +5,17 @@ import pytest
 from codecl import api
 from codecl.plan import plan
 from codecl.runs.config import preset, resolve
-from codecl.train import loop as module_under_test
-from codecl.train.cuda_graph import Replay
-from codecl.train.loop import train
-from codecl.train.state import TaskPosition
-from tests.problems import build, config, convolutional, furthest, perceptron, tasks, trajectory
+from tests.problems import (
+    check_codec_is_codec_full,
+    check_goes_on,
+    check_replays,
+    config,
+    convolutional,
+    furthest,
+    perceptron,
+    tasks,
+    trajectory,
+)
 
 AFTER = {"order": "adapt-then-combine"}
 KINDS = {
@@ -32,40 +38,19 @@ def settings_of(name, **more):
     return config(agents=4, train=train, **fields)
 
 
-def told(settings, module):
-    return list(train(*build(module, tasks(), settings)))
-
-
-def digests(events):
-    return [event.digest for event in events if event.kind == "flood"]
-
-
 @pytest.mark.parametrize("name", ["rounds", "one peer", "tracking", "diffusion"])
 def test_codec_and_codec_full_follow_one_trajectory(name):
-    module = perceptron()
-    runs = [trajectory(module, tasks(), settings_of(name, method=method)) for method in ("codec", "codec-full")]
-    for ours, theirs in zip(*runs, strict=True):
-        assert furthest(ours, theirs) < 1e-9
+    check_codec_is_codec_full(lambda method: settings_of(name, method=method), perceptron())
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_it_goes_on_as_if_it_had_not_stopped(name):
-    module, settings = perceptron(), settings_of(name)
-    whole = told(settings, module)
-    stopped = [event.live for event in whole if event.kind == "epoch"][4]
-    setup, _ = build(module, tasks(), settings)
-    rest = list(train(setup, stopped.state, TaskPosition(stopped.epoch + 1, stopped.carry.joined())))
-    assert digests(rest) == digests(whole)[1:]
+    check_goes_on(settings_of(name), perceptron())
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_replayed_step_is_a_plain_one(name, monkeypatch):
-    module, settings = convolutional(), settings_of(name)
-    plain = digests(told(settings, module))
-    monkeypatch.setattr(
-        module_under_test, "epochs", lambda step, carry, indices, traffic, graph: Replay(step, carry, indices, traffic)
-    )
-    assert digests(told(settings, module)) == plain
+    check_replays(settings_of(name), convolutional(), monkeypatch)
 
 
 def test_agents_that_average_exactly_in_each_step_are_one_agent_with_their_images():

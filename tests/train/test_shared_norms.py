@@ -8,22 +8,21 @@ from codecl import api
 from codecl.plan import plan
 from codecl.runs.config import preset, resolve
 from codecl.space import norms
-from codecl.train import loop as module_under_test
 from codecl.train import shared_norms
-from codecl.train.cuda_graph import Replay
 from codecl.train.loop import train
-from codecl.train.state import TaskPosition
-from tests.problems import build, config, furthest, normed, tasks, trajectory
+from tests.problems import (
+    build,
+    check_codec_is_codec_full,
+    check_goes_on,
+    check_replays,
+    config,
+    furthest,
+    normed,
+    tasks,
+    trajectory,
+)
 
 GOSSIP = {"epochs": 3, "batch_size": 4, "lr": 0.05, "norm_statistics": "gossip"}
-
-
-def told(settings, module):
-    return list(train(*build(module, tasks(), settings)))
-
-
-def digests(events):
-    return [event.digest for event in events if event.kind == "flood"]
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d])
@@ -94,13 +93,7 @@ def test_without_mixing_in_between_they_come_to_those_of_all_images():
 
 
 def test_codec_and_codec_full_follow_one_trajectory():
-    module = normed()
-    runs = [
-        trajectory(module, tasks(), config(agents=4, topology="ring", train=GOSSIP, method=method))
-        for method in ("codec", "codec-full")
-    ]
-    for ours, theirs in zip(*runs, strict=True):
-        assert furthest(ours, theirs) < 1e-9
+    check_codec_is_codec_full(lambda method: config(agents=4, topology="ring", train=GOSSIP, method=method), normed())
 
 
 def test_stacked_agents_equal_a_loop():
@@ -118,15 +111,8 @@ def test_stacked_agents_equal_a_loop():
 )
 def test_it_goes_on_as_if_it_had_not_stopped_and_is_replayed(more, monkeypatch):
     module, settings = normed(), config(agents=4, topology="ring", train={**GOSSIP, **more}, own={"directions": 2})
-    whole = told(settings, module)
-    stopped = [event.live for event in whole if event.kind == "epoch"][4]
-    setup, _ = build(module, tasks(), settings)
-    rest = list(train(setup, stopped.state, TaskPosition(stopped.epoch + 1, stopped.carry.joined())))
-    assert digests(rest) == digests(whole)[1:]
-    monkeypatch.setattr(
-        module_under_test, "epochs", lambda step, carry, indices, traffic, graph: Replay(step, carry, indices, traffic)
-    )
-    assert digests(told(settings, module)) == digests(whole)
+    check_goes_on(settings, module)
+    check_replays(settings, module, monkeypatch)
 
 
 def test_predictions_are_an_images_own_and_bytes_are_as_planned(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from codecl.exchange.gossip import Gossip, gossip_of
 from codecl.exchange.topology import Matrix, Topology, product
 from codecl.train import corrections
-from codecl.train.corrections import CURVATURES, largest_modulus
+from codecl.train.corrections import CURVATURES, largest_modulus, modulus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def graph_of(
     """Of the graph alone, and of a correction on it. `gossip`: of a step; one round, if it is left out."""
     corrected = correction != "none" and topology.agents > 1
     gossip = gossip or gossip_of(topology)
-    below, modulus = (
+    below, drift = (
         stable(gossip.mixings, correction, momentum) for stable in (corrections.stable_below, largest_modulus)
     )
     heard = [int(np.count_nonzero(row)) - 1 for mixing in topology.turns for row in mixing]
@@ -60,7 +60,7 @@ def graph_of(
         rounds_millionfold=rounds(topology.contraction, 1e-6, len(topology.turns)),
         agree_rounds=gossip.agree_rounds,
         stable_below=below if corrected else stable_below(gossip.mixings, order),
-        correction_modulus=modulus if corrected else None,
+        correction_modulus=drift if corrected else None,
         step_rounds=len(gossip.rounds),
         step_contraction=gossip.contraction,
     )
@@ -84,11 +84,7 @@ def stable_below(mixings: Sequence[Matrix], order: str = "paper") -> float:
         return 2.0
     if len(mixings) > 1:
         own = np.eye(len(mixings[0]))
-        sound = takewhile(lambda a: _modulus(product([mixing - a * own for mixing in mixings])) <= 1 + 1e-9, CURVATURES)
+        sound = takewhile(lambda a: modulus(product([mixing - a * own for mixing in mixings])) <= 1 + 1e-9, CURVATURES)
         return float(max(sound, default=0.0))
     values = np.linalg.eigvals(mixings[0])
     return float((values.real + np.sqrt(np.clip(1 - values.imag**2, 0, None))).min())
-
-
-def _modulus(matrix: Matrix) -> float:
-    return float(np.abs(np.linalg.eigvals(matrix)).max())

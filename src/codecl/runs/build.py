@@ -235,10 +235,12 @@ def check_correction(config: RunConfig, topology: Topology) -> None:
     train = config.train
     if train.correction == "none" or topology.agents == 1:
         return
-    if train.correction == "gradient-tracking" and config.message.bits != 32:
+    message = config.message
+    if train.correction == "gradient-tracking" and (message.bits != 32 or message.robust != "none"):
+        what = f"bits={message.bits}" if message.bits != 32 else f"robust={message.robust}"
         raise ConfigError(
-            f"train.correction: gradient-tracking sends two rows a step, and message.bits={config.message.bits}"
-            " remembers one; use message.bits=32 or exact-diffusion"
+            f"train.correction: gradient-tracking sends two rows a step, and message.{what} remembers one; use"
+            " message.bits=32 and message.robust=none, or exact-diffusion"
         )
     mixings = gossip(config.message, topology, train.gossip_rounds).mixings
     modulus = largest_modulus(mixings, train.correction, train.momentum)

@@ -109,24 +109,25 @@ def largest_modulus(mixings: Mixings, correction: Name, momentum: float = 0.0, c
         return 0.0
     if len(mixings) == 1:
         values = sorted(np.linalg.eigvals(mixings[0]), key=lambda value: abs(value - 1))[1:]  # the first is the mean's
-        return max(_modulus(dynamics(correction, value, curvature, momentum)) for value in values)
+        return max(modulus(dynamics(correction, value, curvature, momentum)) for value in values)
     apart = np.linalg.svd(np.ones((1, agents)))[2][1:]  # directions in which agents differ
     fixed = dynamics(correction, 0.0, curvature, momentum)
     mixed = dynamics(correction, 1.0, curvature, momentum) - fixed  # every entry is fixed + w · mixed
     own, among = np.eye(agents - 1), [apart @ mixing @ apart.T for mixing in mixings]
     steps: list[Matrix] = [np.kron(fixed, own) + np.kron(mixed, mixing) for mixing in among]
-    return float(_modulus(product(steps)) ** (1 / len(steps)))
+    return float(modulus(product(steps)) ** (1 / len(steps)))
 
 
 def stable_below(mixings: Mixings, correction: Name, momentum: float = 0.0) -> float:
     """The largest η · L up to which neither the mean nor disagreement grows, as far as was tried."""
 
     def grows(curvature: float) -> bool:
-        mean = _modulus(dynamics(correction, 1.0, curvature, momentum))
+        mean = modulus(dynamics(correction, 1.0, curvature, momentum))
         return max(mean, largest_modulus(mixings, correction, momentum, curvature)) > 1 + 1e-9
 
     return float(max(takewhile(lambda curvature: not grows(float(curvature)), CURVATURES), default=0.0))
 
 
-def _modulus(matrix: Matrix) -> float:
+def modulus(matrix: Matrix) -> float:
+    """Of the largest eigenvalue."""
     return float(np.abs(np.linalg.eigvals(matrix)).max())
