@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from codecl.data.inputs import Inputs
+from codecl.models import GROUPS
 from codecl.space.calling import call
 from codecl.space.layout import Parameters
 from codecl.space.tracing import evaluating
 
-GROUPS = 8  # of channels, at most, of a group norm in a batch norm's place
 PASSES = 2  # the first normalises by the batch; the second by what the first new, so that agents see alike
 MEAN, VARIANCE = "running_mean", "running_var"  # PyTorch's names: a loaded module is an ordinary one
 MOMENTS = "codecl_moments"  # of a norm whose statistics agents gossip: mean and mean square [2, C], as coordinates
