@@ -126,6 +126,27 @@ def test_a_rank_that_never_comes(tmp_path):
     assert "rank 0: 2 ranks did not meet at 127.0.0.1" in errors
 
 
+def test_a_rank_that_fails_is_missed_at_once_even_if_a_message_is_held(tmp_path):
+    """Gloo keeps connections open for it, and the others would wait until rank 0 has left with the reason."""
+    code = (
+        "import time; import torch; from codecl.errors import RunFailed; from codecl.exchange.cluster import ranks\n"
+        "from codecl.exchange.cluster.wire import Wire\n"
+        "wire, held = Wire(torch.device('cpu')), []\n"
+        "with ranks.joined('cluster', torch.device('cpu')) as joined:\n"
+        "    try:\n"
+        "        held.append(wire.post({}, {1 - joined.rank: torch.zeros(1)}))\n"
+        "        if joined.is_main: raise RunFailed('the disk is on fire')\n"
+        "        held[0].wait(ranks.MEET)\n"
+        "    finally: print(time.monotonic())\n"
+    )
+    done = run(2, ["-c", code], tmp_path)
+    assert codes(done) == [1, 1]
+    failed_at, missed_at = (float(output) for _, output, _ in done)
+    assert missed_at - failed_at < 2
+    for _, _, errors in done:
+        assert errors.splitlines()[-1].endswith("RunFailed: the disk is on fire (rank 0 of 2)")
+
+
 @pytest.mark.long
 def test_two_calls_in_one_process_under_torchrun(tmp_path):
     """The launcher's store outlives the first meeting."""

@@ -8,9 +8,10 @@ with, what the note says.
 import json
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -36,14 +37,18 @@ LINGER_S = 5.0  # rank 0 may keep the note: it stays until the others have read 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 INTERRUPTED = 130
 KINDS: dict[int, type[CodeclError]] = {2: ConfigError, 3: DataError}
+NONE: Mapping[int, str] = {}
 T = TypeVar("T")
 
 
 class Ranks:
     """The processes of a run, as this one sees them. One alone is all of them."""
 
-    def __init__(self, exchange: str, device: torch.device, rank: int = 0, size: int = 1) -> None:
-        self.name, self.device, self.rank, self.size = exchange, device, rank, size
+    def __init__(
+        self, exchange: str, device: torch.device, rank: int = 0, size: int = 1, sockets: Mapping[int, str] = NONE
+    ) -> None:
+        """`sockets`: that connect it with the others."""
+        self.name, self.device, self.rank, self.size, self.sockets = exchange, device, rank, size, sockets
         self._wire = Wire(device)
 
     @property
@@ -133,6 +138,7 @@ def _meet(device: torch.device) -> tuple[Ranks, Store]:
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=MEET)))
+        before = _sockets()
         dist.init_process_group(
             BACKENDS[device.type],
             store=PrefixStore(f"codecl/{_meetings}/group", store),
@@ -144,7 +150,8 @@ def _meet(device: torch.device) -> tuple[Ranks, Store]:
     except (RuntimeError, ValueError) as error:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
         raise RunFailed(f"rank {rank}: {size} ranks did not meet at {where} ({reason(error)})") from error
-    return Ranks("cluster", device, rank, size), PrefixStore(f"codecl/{_meetings}/run", store)
+    sockets = {} if device.type == "cuda" else dict(_sockets().items() - before.items())
+    return Ranks("cluster", device, rank, size, sockets), PrefixStore(f"codecl/{_meetings}/run", store)
 
 
 def _own(device: torch.device) -> torch.device:
@@ -165,7 +172,8 @@ def _failed(ranks: Ranks, store: Store, error: BaseException) -> BaseException:
         first = json.loads(store.compare_set("note", "", json.dumps(note)))
     except RuntimeError:
         first = {**note, "text": f"rank 0 is gone, and with it the place where all meet ({note['text']})"}
-    _part()  # the others notice
+    _hang_up(ranks.sockets)  # the others notice
+    _part()
     with suppress(RuntimeError):
         if not ranks.is_main:
             store.add("read", 1)
@@ -178,6 +186,27 @@ def _failed(ranks: Ranks, store: Store, error: BaseException) -> BaseException:
     out = KINDS.get(first["code"], RunFailed)(first["text"])
     out.said = first["by"] != ranks.rank
     return out
+
+
+def _sockets() -> dict[int, str]:
+    """The sockets of this process by file descriptor, each with its name; none where the system does not list them."""
+    found = {}
+    with suppress(OSError):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return {number: name for number, name in found.items() if name.startswith("socket:")}
+
+
+def _hang_up(sockets: Mapping[int, str]) -> None:
+    """Close connections whoever still holds them: gloo keeps its own open while any message on its way is held
+    somewhere, in a frame of the error for one, and others would wait for us until this process has ended."""
+    for number, name in sockets.items():
+        if _sockets().get(number) != name:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            connection.getpeername()  # an error where it only listens: gloo aborts the process if that one is closed
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _text(ranks: Ranks, error: BaseException) -> str:
