@@ -2,6 +2,8 @@
 
 python benchmarks/peers.py [TIMES] [--agents N]        made images; prints a row a turn, then ratios
 python benchmarks/peers.py --load 32 [--topology torus]        the quickstart: messages, memory, sockets
+python benchmarks/peers.py --against SRC [TIMES]       bare rounds of two agents, of this code and of other sources (the
+                                                       src folder of another checkout), in turn
 """
 
 import argparse
@@ -21,6 +23,7 @@ from codecl.runs.reader import read_run
 from codecl.train.events import EpochEnded, TaskOpened
 
 EPOCHS = 3
+WARM, ROUNDS = 50, 2000  # without a model
 
 
 def made(folder: Path) -> None:
@@ -106,13 +109,72 @@ def load(agents: int, topology: str) -> None:
     print(f"connections of an agent: {sorted(set(sockets))}; neighbours: {neighbours}")
 
 
+def rounds(agent: int, folder: Path) -> None:
+    """As one of two agents: rounds of 100,000 numbers without a model; prints milliseconds of each."""
+    from codecl.exchange import topology
+    from codecl.peers import agent as peer
+    from codecl.peers import fleet
+    from codecl.peers.decisions import PeersConfig
+    from codecl.peers.history import History
+    from codecl.peers.node import Node
+
+    torch.set_num_threads(1)
+    member, rules = fleet.read(folder / f"agent-{agent}" / "agent.yaml"), PeersConfig(deadline=None)
+    graph = topology.build(member.fleet.run_config().topology, 2, 0)
+    node = Node(graph, torch.float32, torch.device("cpu"), peer.identity_of(member), rules)
+    node.open(History(bytes(32), ()), 1, 1 << 26, lambda node: peer.connect(member, node))
+    node.meet()
+    row, began = torch.randn(1, 100_000), 0.0
+    for number in range(WARM + ROUNDS):
+        if number == WARM:
+            began = time.perf_counter()
+        row = node.start(row, "train").wait()
+    print(1000 * (time.perf_counter() - began) / ROUNDS)
+    node.close()
+
+
+def fleet_of_two(folder: Path) -> None:
+    from codecl.peers import fleet
+    from codecl.peers.decisions import PeersConfig
+    from codecl.peers.local import free_ports
+    from codecl.runs.config import validate
+
+    config = validate({"preset": "fit", "agents": 2, "topology": {"name": "complete"}})
+    fleet.init(config, [("127.0.0.1", port) for port in free_ports(2)], PeersConfig(), folder)
+
+
+def against(other: Path, times: int) -> None:
+    """Bare rounds, in turn: what a message costs beside the model."""
+    here, ratios = Path(__file__).resolve().parents[1] / "src", []
+    for _ in range(times):
+        took = {}
+        for source in (other, here):
+            with tempfile.TemporaryDirectory() as name:
+                command = [sys.executable, __file__, "--rounds", str(Path(name) / "fleet")]
+                env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+                subprocess.run(command, env=env, check=True)
+                agents = [[*command, "--agent", str(agent)] for agent in (0, 1)]
+                both = [subprocess.Popen(one, env=env, stdout=subprocess.PIPE, text=True) for one in agents]
+                took[source] = max(float(one.communicate()[0]) for one in both)
+        ratios.append(took[here] / took[other])
+        print(f"other {took[other]:.3f} ms   here {took[here]:.3f} ms   ratio {ratios[-1]:.3f}", flush=True)
+    print(f"here / other: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, {times} turns)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("times", type=int, nargs="?", default=5)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--load", type=int)
     parser.add_argument("--topology", default="ring")
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--rounds", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--agent", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.rounds:
+        return fleet_of_two(given.rounds) if given.agent is None else rounds(given.agent, given.rounds)
+    if given.against:
+        return against(given.against.resolve(), given.times)
     if given.load:
         return load(given.load, given.topology)
     ratios = []

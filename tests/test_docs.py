@@ -13,6 +13,7 @@ from codecl.report.configurations import finished
 from codecl.report.formats import PLAIN
 from codecl.report.frontier import choices, sheet
 from codecl.report.tables import results
+from codecl.runs.config import preset, resolve
 from codecl.runs.reader import read_config
 from tests.conftest import ROOT
 
@@ -109,10 +110,10 @@ def test_results_in_documents_are_those_of_the_recorded_runs():
     on_the_cut = choices(finished([ROOT / "benchmarks" / "own-directions" / "cut"]))
     assert PLAIN["markdown"](sheet(on_the_cut)).strip() in page
     runs += own
-    for preset in ("split-cifar100", "split-cifar100-tuned", "split-cifar100-own"):
-        cells = re.search(rf"^\| `{preset}`.*$", README, re.M)[0].split("|")[2:5]
+    for name in ("split-cifar100", "split-cifar100-tuned", "split-cifar100-own"):
+        cells = re.search(rf"^\| `{name}`.*$", README, re.M)[0].split("|")[2:5]
         for agents, cell in zip((4, 8, 16), cells, strict=True):
-            scores = [run.metrics.acc for run in runs if run.folder.parent.name == f"{preset}-codec-ring{agents}"]
+            scores = [run.metrics.acc for run in runs if run.folder.parent.name == f"{name}-codec-ring{agents}"]
             assert len(scores) == 3
             assert cell.strip() == f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
@@ -127,6 +128,36 @@ def test_results_with_uneven_data_are_those_of_the_recorded_runs():
         scores = [run.metrics.acc for run in here]
         line = re.search(rf"^\| `{re.escape(partition)}` \| {agents} \| {len(here)} \|.*$", page, re.M)[0]
         assert f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}" in line
+
+
+def test_the_command_for_uneven_data_is_what_was_recorded():
+    """The runs were made as `split-cifar100-own` with settings, before the preset had a name."""
+    for run in finished([ROOT / "benchmarks" / "uneven" / "test"]):
+        recorded = read_config(run.folder)
+        changes = {"agents": recorded.agents, "seed": recorded.seed, "data": {"partition": recorded.data.partition}}
+        printed = resolve(preset("split-cifar100-uneven"), changes)
+        apart = {"preset": "", "sources": {}}  # what data sets are here
+        assert printed.model_copy(update=apart) == recorded.model_copy(update=apart)
+
+
+SECTION = {False: "## Rows that lie", True: "## Growth that lies"}  # of the page, by whether floods lie
+
+
+def test_results_with_liars_are_those_of_the_recorded_runs():
+    page = (ROOT / "benchmarks" / "trust.md").read_text()
+    runs = finished([ROOT / "benchmarks" / "trust"])
+    assert len(runs) == 22
+    for run in runs:
+        faults, config = read_config(run.folder).faults, read_config(run.folder)
+        said = f"{run.metrics.acc:.2f} / {run.metrics.bwt:+.2f}".replace("-", "−")
+        looked = "robust" if config.message.robust != "none" or config.growth.robust != "none" else "believed"
+        if faults.liar is None or config.train.epochs == 50:
+            assert said in page.replace("**", ""), run.folder
+            continue
+        cells = re.search(
+            rf"^\| `{faults.flood or faults.lie}` \|.*$", page[page.index(SECTION[bool(faults.flood)]) :], re.M
+        )[0]
+        assert said in cells.split("|")[2 if looked == "believed" else 3], run.folder
 
 
 def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing():

@@ -18,8 +18,8 @@ SMALL = {"train": {"epochs": 2, "batch_size": 4, "lr": 0.1}, "dtype": "float64"}
 class Damaging(Simulated):
     """Flips one bit of what is flooded, on the way."""
 
-    def flood(self, root, payload):
-        flood = super().flood(root, payload)
+    def flood(self, root, payload, check=None):
+        flood = super().flood(root, payload, check)
         name = sorted(flood.tensors)[0]
         flood.tensors[name] = flood.tensors[name].clone()
         flood.tensors[name].view(torch.uint8).view(-1)[3] ^= 1

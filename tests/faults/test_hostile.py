@@ -33,7 +33,8 @@ from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import History
 from codecl.peers.local import free_ports
 from codecl.peers.membership import QUIET_S, RateLimitedLog
-from codecl.peers.node import MAX_SUMS, Node
+from codecl.peers.node import Node
+from codecl.peers.sums import MAX_SUMS
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, variables
@@ -164,7 +165,7 @@ def kept(node):
     with node._changed:
         rows = [{agent: sorted(rows) for agent, rows in some.items()} for some in (node.rows.of, node.rows.full)]
         about = node.position, node.late, node.journal.degraded, dict(node.live), node.history.ids
-        return rows, sorted(node.sums), [commit.id for commit in node.history.candidates], about
+        return rows, sorted(node.sums.plain), [commit.id for commit in node.history.candidates], about
 
 
 def warnings(caplog):
@@ -660,7 +661,7 @@ def test_fuzzed_frames_are_heard_or_refused_and_what_is_kept_is_bounded(node, me
     assert min(counts["heard"], counts["refused"]) > 3000
     assert 1 <= len(node.rows.of[HOSTILE]) <= 2 * node.max_ahead
     assert [len(rows) for rows in node.rows.full.values()] == [1]
-    assert 1 <= len(node.sums) <= MAX_SUMS
+    assert 1 <= len(node.sums.plain) <= MAX_SUMS
     assert 1 <= len(node.history.candidates) <= history.MAX_CANDIDATES
     assert 1 <= len(node.journal.take_notes()) <= membership.MAX_NOTES
     assert (
@@ -675,8 +676,8 @@ def test_one_neighbours_sums_leave_room_for_those_of_others(node, members):
     for number in range(1000):
         node.receive(HOSTILE, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, number=number))
     node.receive(2, frame(members, FrameKind.SUM, {"x": torch.ones(1)}, sender=2))
-    assert (1, 0, 0, 2) in node.sums
-    assert (1, 0, 999, HOSTILE) in node.sums
+    assert (1, 0, 0, 2) in node.sums.plain
+    assert (1, 0, 999, HOSTILE) in node.sums.plain
 
 
 def test_notes_that_nobody_takes_are_bounded(node):

@@ -35,10 +35,10 @@ HASTY = PeersConfig(deadline=0.15, silence=3.0, meet=60)  # every twentieth mess
 TASKS, EPOCHS, VICTIM = 3, 15, 3
 
 
-def config(topology: str, tasks: int = TASKS, epochs: int = EPOCHS, bits: int = 32) -> RunConfig:
+def config(topology: str, tasks: int = TASKS, epochs: int = EPOCHS, bits: int = 32, growth: str = "none") -> RunConfig:
     fields = {"agents": 8, "topology": {"name": topology}, "seed": 1, "method": {"name": "codec"}}
     settings = {"data": {"tasks": tasks}, "train": {"epochs": epochs}, "message": {"bits": bits}}
-    return resolve(preset("quickstart"), {**fields, **settings})
+    return resolve(preset("quickstart"), {**fields, **settings, "growth": {"robust": growth}})
 
 
 def none(fleet: LocalFleet) -> None:
@@ -152,9 +152,11 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def outcome(name: str, topology: str, folder: Path, tasks: int = TASKS, bits: int = 32) -> Outcome:
+def outcome(
+    name: str, topology: str, folder: Path, tasks: int = TASKS, bits: int = 32, growth: str = "none"
+) -> Outcome:
     fault, began = FAULTS[name], time.monotonic()
-    fleet = LocalFleet(config(topology, tasks, fault.epochs, bits), fault.rules, folder, wires=fault.wires)
+    fleet = LocalFleet(config(topology, tasks, fault.epochs, bits, growth), fault.rules, folder, wires=fault.wires)
     fleet.command = fault.command
     with fleet:
         fault.do(fleet)
@@ -178,10 +180,15 @@ def row(name: str, topology: str, found: Outcome) -> str:
 
 
 EVERY = [
-    (name, topology, bits)
+    (name, topology, bits, growth)
     for name in FAULTS
     if name != "none"
-    for topology, bits in (("ring", 32), ("torus", 32), ("ring", 4))
+    for topology, bits, growth in (
+        ("ring", 32, "none"),
+        ("torus", 32, "none"),
+        ("ring", 4, "none"),
+        ("torus", 32, "vote"),
+    )
 ]
 
 
@@ -191,8 +198,8 @@ def undisturbed(topology: str, tasks: int, epochs: int, folder) -> float:
     return api.run(config(topology, tasks, epochs), out=folder, device="cpu").metrics["acc"]
 
 
-def check(name: str, topology: str, tasks: int, bits: int, tmp_path, tmp_path_factory) -> None:
-    found = outcome(name, topology, tmp_path, tasks, bits)
+def check(name: str, topology: str, tasks: int, bits: int, growth: str, tmp_path, tmp_path_factory) -> None:
+    found = outcome(name, topology, tmp_path, tasks, bits, growth)
     print(row(name, topology, found))
     said = found.logs
     assert set(found.codes.values()) <= {0, 4}, said
@@ -213,13 +220,13 @@ def check(name: str, topology: str, tasks: int, bits: int, tmp_path, tmp_path_fa
 @pytest.mark.parametrize("bits", [4, pytest.param(32, marks=pytest.mark.long)])
 def test_a_fleet_survives(bits, tmp_path, tmp_path_factory):
     """The other faults take minutes: `make long`."""
-    check("killed", "ring", 2, bits, tmp_path, tmp_path_factory)
+    check("killed", "ring", 2, bits, "none", tmp_path, tmp_path_factory)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "topology", "bits"), EVERY)
-def test_a_fleet_survives_at_length(name, topology, bits, tmp_path, tmp_path_factory):
-    check(name, topology, 3, bits, tmp_path, tmp_path_factory)
+@pytest.mark.parametrize(("name", "topology", "bits", "growth"), EVERY)
+def test_a_fleet_survives_at_length(name, topology, bits, growth, tmp_path, tmp_path_factory):
+    check(name, topology, 3, bits, growth, tmp_path, tmp_path_factory)
 
 
 @pytest.mark.long

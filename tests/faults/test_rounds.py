@@ -46,7 +46,7 @@ class Links:
         self.up = set(peers)
 
     def link_to(self, peer):
-        return SimpleNamespace(waiting=0, put=partial(self._put, peer))
+        return SimpleNamespace(waiting=0, has_room=lambda: True, put=partial(self._put, peer))
 
     def _put(self, peer, data, may_drop=False):
         if peer in self.air.nodes and not self.air.lost(self.me, peer, frames.decode(data, 1 << 20)):

@@ -177,7 +177,8 @@ def test_a_reduce_is_the_sum_over_all_agents_each_sending_once(name, root, seed)
 def test_a_flood_reaches_everyone_with_its_digest(name, root):
     _, exchange = simulated(name, 8)
     payload = {"x": random(root, 4), "n": torch.arange(3)}
-    arrived, announced = exchange.flood(root, payload)
+    arrived, announced, votes = exchange.flood(root, payload)
+    assert votes is None
     assert announced == digest(payload) == digest(arrived)
     assert exchange.traffic.take("flood") == {"messages": 7, "bytes": 7 * (32 + 24)}
 

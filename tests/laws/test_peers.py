@@ -119,6 +119,7 @@ def valid_frames():
     yield frames.encode(FrameKind.COMMIT, some, **about, manifest=b'{"stage": 1}', signature=bytes(70))
     yield frames.encode(FrameKind.REQUEST, **about, history=[START, bytes(range(32))], number=1)
     yield frames.encode(FrameKind.SUM, some, **about, root=2, number=9)
+    yield frames.encode(FrameKind.POOL, **about, history=[b'{"kind": "vote"}', bytes(70)])
 
 
 def mutated(data, rng):

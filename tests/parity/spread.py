@@ -102,6 +102,19 @@ CASES: dict[str, Mapping[str, Any]] = {
         "message": {"robust": "clip"},
         "faults": {"liar": (0, 3), "lie": "nan"},
     },
+    "votes": {
+        "agents": 5,
+        "topology": "star",
+        "growth": {"robust": "vote", "slack": 3.0},
+        "faults": {"liar": 2, "lie": None, "flood": "outside"},  # its turn is in the second task
+        "own": {"directions": 2},
+    },
+    "four votes": {
+        "agents": 4,
+        "topology": "ring-undirected",
+        "growth": {"robust": "vote", "slack": 3.0},
+        "faults": {"liar": 0, "lie": None, "flood": "weights"},  # its turn is in the first task
+    },
     "four all": {"agents": 4, "topology": "complete", **METHODS["all"]},
     "norms": {"agents": 5, "topology": "ring-undirected", "train": {"norm_statistics": "task"}},
     "gossiped norms": {"agents": 5, "topology": "ring", "train": {"norm_statistics": "gossip"}, **METHODS["all"]},
@@ -199,7 +212,8 @@ def story_of_peer(case: str, folder: Path, agent: int) -> dict[str, Any]:
     member, opened = fleet.read(folder / case / f"agent-{agent}" / "agent.yaml"), []
 
     def meet(graph, dtype, device):
-        node = Node(graph, dtype, device, peer.identity_of(member), PeersConfig(deadline=None, silence=60, meet=60))
+        rules, voting = PeersConfig(deadline=None, silence=60, meet=60), case == "four votes"
+        node = Node(graph, dtype, device, peer.identity_of(member), rules, voting)
         history = History(bytes(32), (), openings(case))
         node.open(history, 2 + len(openings(case)), 1 << 24, partial(peer.connect, member))
         node.meet()
@@ -207,6 +221,7 @@ def story_of_peer(case: str, folder: Path, agent: int) -> dict[str, Any]:
         return node
 
     told = story(case, meet)
+    told["facts"] = [fact for fact in told["facts"] if fact["kind"] != "vote"]  # others may have decided before
     (node,) = opened
     node.linger()
     links = {other: count.model_dump() for other, count in node.close().items()}

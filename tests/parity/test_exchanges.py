@@ -31,6 +31,7 @@ PEERS = {
         "four gossiped norms",
         "four clipped",
         "four and a liar",
+        "four votes",
         "four all",
         "four unequal",
         "four masked",
@@ -158,7 +159,7 @@ def test_only_rows_that_another_rank_hears_leave_and_each_once(ranks):
 
 def test_peers_together_send_the_bytes_of_a_simulated_run(peers):
     for case, found, expected in cases(peers):
-        for number, fact in enumerate(expected["facts"]):
+        for number, fact in enumerate(fact for fact in expected["facts"] if fact["kind"] != "vote"):
             ours = [one["facts"][number] for one in found]
             assert {one["kind"] for one in ours} == {fact["kind"]}
             for what in {"bytes", "messages"} & set(fact):

@@ -25,7 +25,8 @@ from codecl.peers.decisions import PeersConfig
 from codecl.peers.frames import BadFrame, FrameKind
 from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
-from codecl.peers.pooling import Board, MaskedSum, Offer, PoolId, Roster, Seen
+from codecl.peers.pooling import MaskedSum, Seen
+from codecl.peers.statements import Board, Offer, PoolId, Roster
 from codecl.runs.config import preset, resolve
 from codecl.seeding import choose
 from tests.faults.test_rounds import CPU, Air

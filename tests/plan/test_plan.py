@@ -417,6 +417,14 @@ def test_growing_from_an_agent_with_few_images_is_warned_of():
     assert not any("growth: " in line for line in plan(config_of("growth.images=10000")).warnings), "no inequality"
 
 
+def test_votes_of_agents_with_other_classes_are_warned_of():
+    votes = ("growth.robust=vote", "data.partition=skew(1)")
+    (line,) = [line for line in plan(config_of(*votes)).warnings if line.startswith("growth: ")]
+    assert "may refuse what is honest; use growth.subspace_from=all" in line
+    for better in (("growth.subspace_from=all",), ("data.partition=iid",), ("growth.robust=none",)):
+        assert not any(line.startswith("growth: ") for line in plan(config_of(*votes, *better)).warnings)
+
+
 def test_a_run_says_what_its_plan_says(tmp_path):
     config = config_of("train.batch_size=40", "train.epochs=1", "data.tasks=1")
     (line,) = plan(config).warnings

@@ -16,3 +16,9 @@ def test_a_preset_with_a_base_is_that_preset_but_for_what_it_changes():
             assert again == printed, "all else is the base's, also what it changes by method"
             earlier = [epoch for epoch in range(100) if code.train.lr_at(epoch) != printed.train.lr_at(epoch)]
             assert earlier == milestones[:1]
+
+
+def test_the_preset_for_uneven_data_averages_exactly_in_every_step():
+    """One-peer exponential: log2 of the agents rounds."""
+    for rounds in range(2, 7):
+        assert resolve(preset("split-cifar100-uneven"), {"agents": 2**rounds}).train.gossip_rounds == rounds

@@ -134,6 +134,7 @@ def _facts(snapshot: Snapshot, width: int) -> Table:
         error: number(now.apart, ".2g") if now.apart is not None else "",
         "away": ", ".join(f"agent {agent}" for agent in now.away) if not now.ended else "",
         "missed": f"{now.missed} messages" if now.missed else "",
+        "refused": ", ".join(f"what agent {agent} grew" for agent in now.refused),
         "folder": str(snapshot.folder),
     }
     grid = Table.grid(padding=(0, 2))

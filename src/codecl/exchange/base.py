@@ -14,6 +14,7 @@ from torch import Tensor
 
 from codecl.errors import RunFailed
 
+OBJECTION = 200  # bytes of what an agent has against a flood, in words
 MessageKind = Literal["train", "agree", "reduce", "flood"]
 Tensors = Mapping[str, Tensor]
 Turn = Tensor | None  # of a graph that changes: how many rounds were before, a number on the device
@@ -59,11 +60,30 @@ class Traffic:
             self._sent[kind] = Sent(before.messages + messages, before.bytes + size)
 
 
+Check = Callable[[Tensors], Sequence[str]]  # what each agent of this process has against a flood; empty: nothing
+
+
+class Votes(NamedTuple):
+    """On what an agent flooded. Law: it stands unless more than half of the voters object."""
+
+    voters: int  # all who live
+    objections: Mapping[int, str]  # by agent, in words
+
+    @property
+    def refused(self) -> bool:
+        return 2 * len(self.objections) > self.voters
+
+
 class Flood(NamedTuple):
-    """What arrived of a flood: its tensors, and the digest that its root announced."""
+    """What arrived of a flood: its tensors, the digest that its root announced, and how agents voted on it."""
 
     tensors: dict[str, Tensor]
     digest: str
+    votes: Votes | None = None  # None: it is believed
+
+    @property
+    def stands(self) -> bool:
+        return self.votes is None or not self.votes.refused
 
 
 class Pending(Protocol):
@@ -120,8 +140,9 @@ class Exchange(Protocol):
     def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """`reduce` of whole numbers (int64), modulo 2⁶⁴, such that no agent can see another's, only the sum of all."""
 
-    def flood(self, root: int, payload: Tensors | None) -> Flood | None:
-        """`root`'s tensors and their digest, as they arrive here along its breadth-first tree; None: `root` is gone."""
+    def flood(self, root: int, payload: Tensors | None, check: Check | None = None) -> Flood | None:
+        """`root`'s tensors and their digest, as they arrive here along its breadth-first tree; None: `root` is gone.
+        With a check all agents vote on them, and whether they stand is the same everywhere."""
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         """Mean squared distance to the average of all agents. Watching only: not part of the algorithm, not counted."""
@@ -130,12 +151,24 @@ class Exchange(Protocol):
         """The rows of all agents, here. Watching only, not counted."""
 
 
-def flooded(exchange: Exchange, root: int, payload: Tensors | None, task: int) -> Flood | None:
+def flooded(
+    exchange: Exchange, root: int, payload: Tensors | None, task: int, check: Check | None = None
+) -> Flood | None:
     """What `root` floods at a task's end, checked by its digest: what arrives damaged is an error, never used."""
-    flood = exchange.flood(root, payload)
+    flood = exchange.flood(root, payload, check)
     if flood is not None and digest(flood.tensors) != flood.digest:
         raise RunFailed(f"task {task + 1}: the flood of agent {root} arrived damaged (its digest differs)")
     return flood
+
+
+def counted(objections: Sequence[str], gather: Callable[[Tensor], Tensor]) -> Votes:
+    """The votes of all agents, from those of this process: texts travel as rows of bytes."""
+    rows_AB = torch.zeros(len(objections), OBJECTION, dtype=torch.int64)
+    for row_B, text in zip(rows_AB, objections, strict=True):
+        letters = text.encode()[:OBJECTION]
+        row_B[: len(letters)] = torch.tensor(list(letters))
+    texts = [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in gather(rows_AB).tolist()]
+    return Votes(len(texts), {agent: text for agent, text in enumerate(texts) if text})
 
 
 def digest(payload: Tensors) -> str:

@@ -38,6 +38,11 @@ class Gossip(NamedTuple):
         """What a step leaves of a disagreement, at most."""
         return contraction(product(self.mixings)) ** (1 / len(self.mixings))
 
+    @property
+    def left_at_end(self) -> float:
+        """What agreement leaves of a disagreement, at most."""
+        return self.contraction ** (self.agree_rounds // len(self.rounds))
+
 
 @lru_cache(maxsize=32)
 def gossip_of(topology: Topology, rounds: int = 1, towards: float = 1.0, combined: bool = True) -> Gossip:

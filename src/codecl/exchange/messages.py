@@ -252,7 +252,7 @@ def messages(
 
 
 def _of_a_round(config: MessageConfig, dither: int, topology: Topology, faults: FaultsConfig) -> Messages:
-    if config.robust == "clip" or faults.liars:
+    if config.robust == "clip" or faults.row_liars:
         return Checked(config.robust == "clip", faults, dither, topology)
     if config.bits == 32:
         return Exact(topology.changes)

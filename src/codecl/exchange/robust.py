@@ -25,6 +25,7 @@ SKETCH = 64  # numbers in which a difference is remembered
 KEEP = 0.95  # of what is remembered, in a round
 HUGE = 1e6
 Lie = Literal["noise", "sign-flip", "huge", "constant", "echo", "nan"]
+FalseFlood = Literal["random", "outside", "nothing", "everything", "weights", "nan"]
 
 
 class FaultsConfig(BaseModel):
@@ -33,15 +34,31 @@ class FaultsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     liar: int | tuple[int, ...] | None = Field(None, description="the agent that lies, or several; null: nobody")
-    lie: Lie = Field(
+    lie: Lie | None = Field(
         "sign-flip",
         description="what it sends for its row: with as much noise added, its negative, with a million added, ones, its"
-        " row of the task's start, or no numbers at all",
+        " row of the task's start, or no numbers at all; null: its row as it is",
+    )
+    flood: FalseFlood | None = Field(
+        None,
+        description="what it floods when it is its turn to grow (and it votes against all others): free bases at random"
+        " or such that reach into the core, nothing grown, nothing left free, other weights, no numbers at all; null:"
+        " what it should",
     )
 
     @property
     def liars(self) -> tuple[int, ...]:
         return () if self.liar is None else (self.liar,) if isinstance(self.liar, int) else self.liar
+
+    @property
+    def row_liars(self) -> tuple[int, ...]:
+        """Those whose rows are lies."""
+        return self.liars if self.lie else ()
+
+    @property
+    def flood_liars(self) -> tuple[int, ...]:
+        """Those whose floods and votes are lies."""
+        return self.liars if self.flood else ()
 
 
 class Memory(NamedTuple):
@@ -79,7 +96,7 @@ class Checked:
         self.senders = max(int((mixing != 0).sum(1).max()) - 1 for mixing in topology.turns)
 
     def memory(self, rows_AD: Tensor, round: int = 0) -> Tensor:
-        start_AD = rows_AD if self.faults.liars and self.faults.lie == "echo" else rows_AD[:, :0]
+        start_AD = rows_AD if self.faults.row_liars and self.faults.lie == "echo" else rows_AD[:, :0]
         leans_AKS = rows_AD.new_zeros(len(rows_AD), self.senders, SKETCH)
         none_A1 = rows_AD.new_zeros(len(rows_AD), 1)
         return Memory(start_AD, leans_AKS, none_A1, none_A1, none_A1 + round).joined()
@@ -111,7 +128,7 @@ class Checked:
 
     def _told(self, exchange: Exchange, rows_AD: Tensor, memory: Memory) -> Tensor:
         """What leaves agents as their rows."""
-        liars = [agent in self.faults.liars for agent in exchange.agents]
+        liars = [agent in self.faults.row_liars for agent in exchange.agents]
         if not any(liars):
             return rows_AD
         lies_A1 = torch.tensor(liars, device=rows_AD.device)[:, None]
@@ -126,28 +143,25 @@ class Checked:
             return rows_AD + root_A1 * 12**0.5 * (uniform_CL.flatten()[:size] - 0.5)
         if lie == "echo":
             return memory.start_AD
+        others: dict[str | None, Tensor]
         others = {"sign-flip": -rows_AD, "huge": rows_AD + HUGE, "constant": torch.ones_like(rows_AD)}
         return others.get(lie, rows_AD.new_full((), float("nan")).expand_as(rows_AD))
 
 
 def mixed(rows_AD: Tensor, heard: Heard, memory: Memory, clip: bool) -> tuple[Tensor, Memory]:
     """(rows mixed with what was heard, the memory after it)."""
-    heard_HD = heard.packed_HB.view(rows_AD.dtype)
-
-    def differences(senders_A: Tensor) -> Tensor:
-        return heard_HD.index_select(0, senders_A) - rows_AD
-
-    columns, signs_D = list(zip(heard.senders_AK.mT, heard.weights_AK.mT, strict=True)), signs(rows_AD)
-    looks = [_look(differences(senders_A), signs_D) for senders_A, _ in columns]
+    heard_HD, signs_D = heard.packed_HB.view(rows_AD.dtype), signs(rows_AD)
+    looks = [_look(heard_HD.index_select(0, senders_A).sub_(rows_AD), signs_D) for senders_A in heard.senders_AK.mT]
     far_AK, seen_AKS = (torch.stack(parts, 1) for parts in zip(*looks, strict=True))
     is_heard_AK, is_finite_AK = heard.weights_AK != 0, far_AK.isfinite()
     counts_AK = is_heard_AK & is_finite_AK
     leans_AKS, lean_AK = _remembered(memory.leans_AKS, seen_AKS, counts_AK)
     share_AK = shares(far_AK, counts_AK) * shares(lean_AK, counts_AK) if clip else torch.ones_like(far_AK)
-    mixed_AD = rows_AD
-    for number, (senders_A, weights_A) in enumerate(columns):
-        part_A1 = (weights_A * share_AK[:, number])[:, None]
-        mixed_AD = mixed_AD + torch.where(counts_AK[:, number, None], part_A1 * differences(senders_A), 0)
+    part_AK = torch.where(counts_AK, heard.weights_AK * share_AK, 0)
+    numbers_HD, mixed_AD = heard_HD.nan_to_num(0, 0, 0), rows_AD  # 0 times what is not finite is not 0
+    for senders_A, part_A in zip(heard.senders_AK.mT, part_AK.mT, strict=True):
+        # by differences: where agents are equal they stay so, bit for bit
+        mixed_AD = torch.addcmul(mixed_AD, part_A[:, None], numbers_HD.index_select(0, senders_A).sub_(rows_AD))
     clipped_A1 = memory.clipped_A1 + (counts_AK & (share_AK < 1)).sum(1, keepdim=True)
     refused_A1 = memory.refused_A1 + (is_heard_AK & ~is_finite_AK).sum(1, keepdim=True)
     return mixed_AD, Memory(memory.start_AD, leans_AKS, clipped_A1, refused_A1, memory.round_A1 + 1)
@@ -176,9 +190,11 @@ def signs(rows_AD: Tensor) -> Tensor:
 
 def _look(differ_AD: Tensor, signs_D: Tensor) -> tuple[Tensor, Tensor]:
     """(how far [A], a sketch of where to [A, S]). Law: a sketch is linear, and about as long as what it is of."""
-    signed_AD = differ_AD * signs_D
-    padded_AX = torch.nn.functional.pad(signed_AD, (0, -signed_AD.shape[1] % SKETCH))
-    return differ_AD.norm(dim=1), padded_AX.unflatten(1, (-1, SKETCH)).sum(1)
+    far_A, signed_AD = differ_AD.norm(dim=1), differ_AD * signs_D
+    whole = signed_AD.shape[1] // SKETCH * SKETCH  # to pad all of it would be another copy
+    rest_AX = signed_AD[:, whole:]
+    rest_AS = torch.nn.functional.pad(rest_AX, (0, SKETCH - rest_AX.shape[1]))
+    return far_A, signed_AD[:, :whole].unflatten(1, (-1, SKETCH)).sum(1) + rest_AS
 
 
 def _remembered(leans_AKS: Tensor, seen_AKS: Tensor, counts_AK: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Flood, Heard, Tensors, Traffic, Turn, digest
+from codecl.exchange.base import Check, Flood, Heard, Tensors, Traffic, Turn, counted, digest
 from codecl.exchange.streams import beside
 from codecl.exchange.topology import Topology
 
@@ -68,11 +68,12 @@ class Simulated:
         """Without masks: all agents are in one process, and masks cancel exactly."""
         return self.reduce(root, parts)
 
-    def flood(self, root: int, payload: Tensors | None) -> Flood:
+    def flood(self, root: int, payload: Tensors | None, check: Check | None = None) -> Flood:
         assert payload is not None, "all agents live here, the root too"
         sends = len(self.topology.tree(root))
         self.traffic.count("flood", sends, sum(value.nbytes for value in payload.values()))
-        return Flood(dict(payload), digest(payload))
+        votes = counted(check(payload), self.gather) if check else None
+        return Flood(dict(payload), digest(payload), votes)
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         return float((rows_AD - rows_AD.mean(0)).square().sum(1).mean())

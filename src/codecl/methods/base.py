@@ -94,6 +94,10 @@ class Method(BaseModel, ABC):
     def remember(self, end: TaskEnd) -> Memory | None:
         """The memory after this task, at the chosen agent; None where it does not live."""
 
+    def objection(self, end: TaskEnd, agent: int, memory: Memory) -> str:
+        """What an agent of this process has against what another remembered; empty: nothing."""
+        return ""
+
     def task_end_size(self, sizes: TaskSizes) -> TaskEndSize | None:
         """What `remember` sends and gives, for `codecl plan`. None: not known before a run."""
         return None

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from codecl.methods.base import LR, Memory, Method, TaskEnd, TaskEndSize, TaskSizes
-from codecl.methods.subspace import grown, grown_size
+from codecl.methods.subspace import grown, grown_size, objection
 from codecl.space.growth import bases_of
 from codecl.space.layers import Layer
 from codecl.space.layout import Layout
@@ -29,6 +29,9 @@ class Codec(Method):
 
     def remember(self, end: TaskEnd) -> Memory | None:
         return grown(end)
+
+    def objection(self, end: TaskEnd, agent: int, memory: Memory) -> str:
+        return objection(end, agent, memory)
 
     def task_end_size(self, sizes: TaskSizes) -> TaskEndSize:
         return grown_size(sizes)

@@ -43,6 +43,14 @@ class NodeIdentity(NamedTuple):
     keys: "Keys | None" = None  # None: nobody can be revoked
 
 
+class Approval(NamedTuple):
+    """A vote for a commit, as its voter signed it."""
+
+    agent: int
+    text: bytes
+    signature: bytes
+
+
 class Manifest(BaseModel, frozen=True, strict=True):
     """What a commit's grower signed."""
 
@@ -60,6 +68,7 @@ class Commit(NamedTuple):
     manifest: bytes
     signature: bytes
     tensors: Mapping[str, Tensor]
+    approvals: tuple[Approval, ...] = ()  # where agents vote on commits
 
     @property
     def id(self) -> bytes:
@@ -130,6 +139,7 @@ class History:
         self.candidates: list[Commit] = []  # that arrived and may be taken
         self._from: dict[bytes, int] = {}  # the neighbour that sent a candidate, by the candidate's id
         self.max_bytes = 1 << 40  # of the candidates of a neighbour
+        self.is_approved: Callable[[Commit], bool] = lambda commit: True  # by enough votes, where agents vote
 
     @property
     def ids(self) -> list[bytes]:
@@ -157,6 +167,8 @@ class History:
     def is_replaced_by(self, commit: Commit) -> bool:
         """Whether it stands in the place of one of ours."""
         facts = commit.facts
+        if not self.is_approved(commit):
+            return False
         if facts.stage >= len(self.commits) or facts.before != self.ids[facts.stage].hex():
             return False
         return commit.rank < self.commits[facts.stage].rank
@@ -187,7 +199,8 @@ class History:
         return self.ids[: next(incomplete, len(self.commits)) + 1]
 
     def accepts(self, commit: Commit) -> bool:
-        return self.follows(commit) or self.is_replaced_by(commit) or self.is_completed_by(commit)
+        follows = self.follows(commit) and self.is_approved(commit)
+        return follows or self.is_replaced_by(commit) or self.is_completed_by(commit)
 
     def take(self, commit: Commit) -> int | None:
         """Add a commit. Gives the number of commits that it replaces (0: it is new), or None where it is not taken: it
@@ -196,7 +209,8 @@ class History:
             return None
         stage, replaced = commit.facts.stage, 0
         if self.is_completed_by(commit):
-            self.commits[stage] = commit
+            approvals = max(commit.approvals, self.commits[stage].approvals, key=len)
+            self.commits[stage] = commit._replace(approvals=approvals)
         else:
             replaced = len(self.commits) - stage
             self.commits[stage:] = [commit]
@@ -211,9 +225,11 @@ class History:
         return replaced
 
     def add_candidate(self, commit: Commit, sender: int = 0) -> None:
-        """Kept once, all of it rather than some. Law: what is kept of a sender is bounded, in number and bytes: its
-        oldest make room, and nobody else's."""
-        is_known = any(known.id == commit.id and known.is_complete >= commit.is_complete for known in self.candidates)
+        """Kept once, all of it rather than some, with the most votes. Law: what is kept of a sender is bounded, in
+        number and bytes: its oldest make room, and nobody else's."""
+        alike = [known for known in self.candidates if known.id == commit.id]
+        commit = commit._replace(approvals=max((one.approvals for one in [*alike, commit]), key=len))
+        is_known = any(one.is_complete >= commit.is_complete and one.approvals == commit.approvals for one in alike)
         taken = [known.id for known in self.commits]
         if is_known or (commit.id in taken and not self.is_completed_by(commit)):
             return
@@ -225,6 +241,11 @@ class History:
             oldest = ours.pop(0)
             self.candidates = [known for known in self.candidates if known is not oldest]
 
+    def add_approvals(self, number: int, approvals: tuple[Approval, ...]) -> None:
+        """More votes for a commit of ours, that came after it was taken."""
+        if len(approvals) > len(self.commits[number].approvals):
+            self.commits[number] = self.commits[number]._replace(approvals=approvals)
+
     def forget_of(self, growers: Collection[int]) -> None:
         """Candidates that these agents grew."""
         self.candidates = [known for known in self.candidates if known.facts.grower not in growers]
@@ -233,6 +254,9 @@ class History:
         """A file a stage, for a restart."""
         for number, commit in enumerate(self.commits, 1):
             metadata = {"manifest": commit.manifest.decode(), "signature": commit.signature.hex()}
+            if commit.approvals:
+                votes = [(agent, text.decode(), signature.hex()) for agent, text, signature in commit.approvals]
+                metadata["approvals"] = json.dumps(votes)
             with replacing(folder / f"{number}.safetensors") as unfinished:
                 save_file(dict(commit.tensors), unfinished, metadata)
 
@@ -243,7 +267,9 @@ class History:
                 with safe_open(folder / f"{number}.safetensors", "pt") as file:
                     about = file.metadata()
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                commit = Commit(about["manifest"].encode(), bytes.fromhex(about["signature"]), tensors)
+                votes = json.loads(about.get("approvals", "[]"))  # that were counted when it was taken
+                approvals = tuple(Approval(int(who), text.encode(), bytes.fromhex(sign)) for who, text, sign in votes)
+                commit = Commit(about["manifest"].encode(), bytes.fromhex(about["signature"]), tensors, approvals)
                 if self.take(checked(commit, fleet, agents, check)) is None:
                     break
         while not self.is_complete:

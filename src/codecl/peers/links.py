@@ -19,7 +19,7 @@ import grpc
 
 from codecl.errors import ConfigError
 from codecl.exchange.base import Tensors
-from codecl.peers import certificates, frames, limits
+from codecl.peers import certificates, frames, limits, votes
 from codecl.peers.certificates import Certificate, Identity, agent_of, name_of
 from codecl.peers.frames import BadFrame, FrameKind, tensor_bytes
 from codecl.peers.history import Commit, History
@@ -395,7 +395,8 @@ class Outbox:
         return self.send(peer, kind, **fields)
 
     def send_commit(self, peer: int, commit: Commit) -> bool:
-        return self.send(peer, FrameKind.COMMIT, commit.tensors, manifest=commit.manifest, signature=commit.signature)
+        signed = {"manifest": commit.manifest, "signature": commit.signature, "history": votes.raw(commit.approvals)}
+        return self.send(peer, FrameKind.COMMIT, commit.tensors, **signed)
 
     def send_lacking(self, peer: int, ids: list[bytes], history: History) -> Link | None:
         """The commits that a neighbour with these ids lacks; its link, where it lacks none."""

@@ -10,16 +10,15 @@ Shapes: D numbers of a row of coordinates, B bytes of a packed one; the one agen
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from codecl.exchange.base import Flood, Tensors, Traffic, Turn, digest
+from codecl.exchange.base import Check, Flood, Tensors, Traffic, Turn, Votes, digest
 from codecl.exchange.topology import Topology
-from codecl.peers import decisions, frames, limits
+from codecl.peers import decisions, frames, limits, votes
 from codecl.peers import history as histories
 from codecl.peers.decisions import JoinPoint, PeersConfig, PeerStatus, Rounds, RowFate
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
@@ -28,30 +27,23 @@ from codecl.peers.keys import Untrusted
 from codecl.peers.links import JOIN_S, Links, Outbox
 from codecl.peers.membership import Journal, Membership, Neighbours
 from codecl.peers.patience import Patience
-from codecl.peers.pooling import Board, MaskedSum, PoolId, Seen, Signed
+from codecl.peers.pooling import MaskedSum, Seen
 from codecl.peers.rounds import GossipRound, PackedRound, SentRow
 from codecl.peers.rows import ReceivedRows
+from codecl.peers.statements import Board, Signed, in_pairs
+from codecl.peers.sums import ReceivedSums, SumKey
+from codecl.peers.votes import Outcome
 from codecl.train.events import LinkBytes
 
 TICK_S = 0.1
 LATE_S = 0.05  # between two answers to one neighbour that it is late
 REQUEST_S = 0.5  # between two requests for commits
-MAX_SUMS = 32  # of a neighbour, that wait to be used
 HEALED = {"dead": "nothing heard of it for {:g} s", "linked": "heals the graph", "unlinked": "the graph is whole again"}
 BEAT_STEPS = 4  # between signs to those whom we hear and who do not hear us
 
 
 class OutOfSync(Exception):
     """The others went on without us, or another commit than ours stands: rejoin."""
-
-
-class SumKey(NamedTuple):
-    """Which of the sums of a stage."""
-
-    stage: int
-    root: int
-    number: int
-    child: int
 
 
 class Node:
@@ -62,18 +54,25 @@ class Node:
     lossy = True
 
     def __init__(
-        self, topology: Topology, dtype: torch.dtype, device: torch.device, identity: NodeIdentity, rules: PeersConfig
+        self,
+        topology: Topology,
+        dtype: torch.dtype,
+        device: torch.device,
+        identity: NodeIdentity,
+        rules: PeersConfig,
+        voting: bool = False,
     ) -> None:
+        """`voting`: commits stand only with enough votes."""
         agents, self.agent, self.device = topology.agents, identity.agent, device
         self.agents: Sequence[int] = (identity.agent,)
         self.identity, self.rules, self.traffic, self.journal = identity, rules, Traffic(), Journal()
+        self.voting, self._believes_parts = voting, False
         self.neighbours = Neighbours(topology, self.agent)
         self.membership = Membership(agents, self.agent, rules.silence if rules.deadline else float("inf"))
         self.max_ahead = 2 * agents + 8  # steps between the first and the last: what a ring needs with nothing lost
         self.max_rows = 2 * self.max_ahead  # of a neighbour, that wait to be used
         self.rows = ReceivedRows(agents, dtype, self.max_rows)
-        self.sums: dict[SumKey, Tensors] = {}
-        self.masked_sums: dict[int, tuple[str, Tensors]] = {}  # by child: of which roster, and what
+        self.sums = ReceivedSums()
         self.position = Position(0, 0)
         self.busy = True  # with what those who wait for us should excuse
         self.met = False  # whether the start is over
@@ -87,9 +86,7 @@ class Node:
         self._last_row: bytes | None = None
         self._last_pairs: Mapping[int, bool] = {}  # whom its round counts in: what a row says when it is sent again
         self._last_full: Tensor | None = None  # what that row stands for, where it is bytes
-        self._reductions: dict[tuple[int, int], int] = defaultdict(int)  # by stage and root
-        self.board = Board(identity, agents)  # what was said of sums under masks
-        self._pooled: dict[PoolId, dict[str, Tensor]] = {}  # such sums for us, of this stage
+        self.board = Board(identity, agents)  # what was said to all
         self._changed = threading.Condition(threading.RLock())
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat_regularly, name="beats", daemon=True)
@@ -98,7 +95,10 @@ class Node:
         """`stages`: of all tasks. `max_bytes`: of tensors that any message may have."""
         self.history, self.stages, self.max_bytes = history, stages, max_bytes
         self.history.max_bytes, self.rows.max_row_bytes = limits.waiting_bytes(max_bytes), max_bytes // 2
+        self.sums.max_bytes = max_bytes
         self.position = self.position._replace(stage=len(history.commits))
+        if self.voting:
+            history.is_approved = self._is_approved
         with self._changed:  # who dials us at once waits until we can answer
             self.links = connect(self)
             self.outbox = Outbox(self.links, self._header)
@@ -164,7 +164,7 @@ class Node:
         for agent in revoked:
             self.rows.forget_of(agent)
             self.live.pop(agent, None)
-        self.sums = {key: tensors for key, tensors in self.sums.items() if key.child not in revoked}
+        self.sums.forget_of(revoked)
         self.history.forget_of(revoked)
         for agent in sorted(revoked - before):
             self.journal.note(self.position, "revoked", agent)
@@ -221,7 +221,8 @@ class Node:
         if header.stage > self.stages or len(header.commit) != len(self.history.start):
             raise BadFrame(f"it says it is in stage {header.stage + 1} of {self.stages}, after a commit that is none")
         if frame.kind is FrameKind.COMMIT:
-            histories.checked(commit, self.identity.fleet, len(self.membership.beats), self.identity.check)
+            fleet = self.identity.fleet, len(self.membership.beats), self.identity.check
+            commit = votes.with_approvals(histories.checked(commit, *fleet), in_pairs(header.history), *fleet)
         with self._changed:
             if peer in self.membership.revoked:
                 return  # what was on its way when it was revoked
@@ -238,11 +239,12 @@ class Node:
             elif frame.kind is FrameKind.COMMIT:
                 self.history.add_candidate(commit, peer)
             elif frame.kind is FrameKind.SUM and header.roster:
-                self.masked_sums[peer] = header.roster, frame.tensors  # the newest attempt's: no other will be used
+                self.sums.keep_masked(peer, header.roster, frame.tensors)
             elif frame.kind is FrameKind.SUM and header.stage >= self.position.stage:
-                self._keep_sum(SumKey(header.stage, header.root, header.number, peer), frame.tensors)
+                self.sums.keep(SumKey(header.stage, header.root, header.number, peer), frame.tensors)
             elif frame.kind is FrameKind.POOL:
                 self._pass_on(self.board.take(header.history, self.position.stage), but=peer)
+                self._count_late_votes()
             elif frame.kind is FrameKind.KEYS:
                 self._take_keys(header)
             elif frame.kind is FrameKind.LATE and self.patience.heeds(peer):
@@ -260,14 +262,6 @@ class Node:
             if header.stage < len(own_ids) and header.commit != own_ids[header.stage]:  # one of the two commits stands
                 self.outbox.send_at_most_every(REQUEST_S, peer, FrameKind.REQUEST, history=own_ids)
             self._changed.notify_all()
-
-    def _keep_sum(self, key: SumKey, tensors: Tensors) -> None:
-        """Of a neighbour MAX_SUMS at most, and no more bytes than may wait for it: its oldest make room."""
-        self.sums[key] = tensors
-        ours = [known for known in self.sums if known.child == key.child]
-        sizes = [sum(value.nbytes for value in self.sums[known].values()) for known in ours]
-        while len(ours) > MAX_SUMS or (len(ours) > 1 and sum(sizes) > limits.waiting_bytes(self.max_bytes)):
-            del self.sums[ours.pop(0)], sizes[0]
 
     def _fate(self, frame: Frame) -> RowFate:
         own, newest = self.position, self.history.newest_id
@@ -411,31 +405,28 @@ class Node:
         sums = dict(parts[0])
         shapes = {name: value.shape for name, value in sums.items()}
         with self._changed:
-            stage, number = self.position.stage, self._next_number(root)
+            pool = self.sums.next_of(self.position.stage, root)
             for parent, child in reversed(self.neighbours.tree_to(root)):
                 if parent == self.agent:
-                    arrived = self._await_sum(SumKey(stage, root, number, child))
+                    arrived = self._await_sum(SumKey(*pool, child))
                     if arrived is None or {name: value.shape for name, value in arrived.items()} != shapes:
                         self.journal.miss(self.position.step, [child])
                     else:
                         sums = {name: value + arrived[name].to(value) for name, value in sums.items()}
-                elif child == self.agent and self.outbox.send(parent, FrameKind.SUM, sums, root=root, number=number):
+                elif child == self.agent and self.outbox.send(
+                    parent, FrameKind.SUM, sums, root=root, number=pool.number
+                ):
                     for tensor in sums.values():
                         self.traffic.count("reduce", 1, tensor.nbytes)
         return sums if root == self.agent else None
 
-    def _next_number(self, root: int) -> int:
-        """Of a sum for `root` in this stage."""
-        at = self.position.stage, root
-        self._reductions[at] += 1
-        return self._reductions[at] - 1
-
     def pool(self, root: int, parts: Sequence[Tensors]) -> dict[str, Tensor] | None:
         """Sums of all who take part to the end; None also where `root` is gone, or the stage is over."""
         with self._changed:
-            pool = PoolId(self.position.stage, root, self._next_number(root))
-            if pool in self._pooled:  # we have begun the stage again
-                return self._pooled[pool]
+            pool = self.sums.next_of(self.position.stage, root)
+            known = self.sums.total(pool)
+            if known is not None:  # we have begun the stage again
+                return known
             self._header()  # a new sign of life: no other sum of ours has its number
             life, said_at = self.membership.beats[self.agent], 0.0
             masked = MaskedSum(self.board, pool, parts[0], life, self.rules.silence)
@@ -451,17 +442,17 @@ class Node:
                 if turn.send:
                     self._send_sum(masked, *turn.send)
                 if turn.total is not None:
-                    self._pooled[pool] = dict(turn.total)
+                    self.sums.keep_total(pool, turn.total)
                 if turn.over:
-                    return self._pooled.get(pool)
+                    return self.sums.total(pool)
                 if waited - said_at > REQUEST_S:  # to those who missed it
                     said_at = waited
                     self._pass_on(self.board.of(pool))
         return None
 
     def _seen(self, masked: MaskedSum, waited: float) -> Seen:
-        of = {child: sums for child, (roster, sums) in self.masked_sums.items() if roster == masked.roster_id}
-        return Seen(waited, self.neighbours.living, self.neighbours.tree_to(masked.pool.root), of)
+        tree = self.neighbours.tree_to(masked.pool.root)
+        return Seen(waited, self.neighbours.living, tree, self.sums.of_roster(masked.roster_id))
 
     def _send_sum(self, masked: MaskedSum, parent: int, sums: Tensors) -> None:
         about = {"root": masked.pool.root, "number": masked.pool.number, "roster": masked.roster_id}
@@ -482,41 +473,56 @@ class Node:
         for waited in self._ticks():
             self.patience.charge([key.child], waited - before)
             before = waited
-            if key in self.sums:
+            if self.sums.of(key) is not None:
                 break
             self._check_sync()
             is_over = waited > self.rules.silence or self.patience.is_over(key.child)
             if key.child in self.neighbours.dead or (self.rules.deadline and is_over):
                 self.journal.note(self.position, "missed", key.child, f"no sum within {waited:.3g} s")
                 break
-        return self.sums.get(key)  # it stays until the stage is over: we may have to begin it again
+        return self.sums.of(key)
 
-    def flood(self, root: int, payload: Tensors | None) -> Flood | None:
-        """What `root` grew, signed, along its tree or from any neighbour that is asked; None where it is gone."""
+    def flood(self, root: int, payload: Tensors | None, check: Check | None = None) -> Flood | None:
+        """What `root` grew, signed, along its tree or from any neighbour that is asked; None where it is gone. With a
+        check it is voted on before it is taken, unless enough others have approved it already."""
         with self._changed:
-            if payload is None:
-                commit = self._await_commit(root)
-            else:
-                tensors = {name: value.detach().cpu().contiguous() for name, value in payload.items()}
-                living, before = self.neighbours.living, self.history.newest_id
-                commit = histories.sign_commit(self.identity, self.position.stage, living, before, tensors)
+            commit = self._await_commit(root) if payload is None else self._signed(payload)
             if commit is None:
                 return None
-            self._adopt(commit)
-            for parent, child in self.neighbours.tree(commit.facts.grower):
-                if parent == self.agent and self.outbox.send_commit(child, commit):
-                    self.traffic.count("flood", 1, sum(value.nbytes for value in commit.tensors.values()))
-        return Flood({name: value.to(self.device) for name, value in commit.tensors.items()}, digest(commit.tensors))
+            if check is None or self.history.accepts(commit):
+                self._adopt(commit)
+                self._pass_down(commit)
+                return self._flood_of(commit)
+            self._pass_down(commit)  # the others look at it too
+        (objection,) = check(self._flood_of(commit).tensors)  # without the lock: signs of life go on
+        with self._changed:
+            return self._vote(commit, objection)
+
+    def _signed(self, payload: Tensors) -> Commit:
+        tensors = {name: value.detach().cpu().contiguous() for name, value in payload.items()}
+        living, before = self.neighbours.living, self.history.newest_id
+        return histories.sign_commit(self.identity, self.position.stage, living, before, tensors)
+
+    def _pass_down(self, commit: Commit) -> None:
+        """To those below us in its grower's tree."""
+        for parent, child in self.neighbours.tree(commit.facts.grower):
+            if parent == self.agent and self.outbox.send_commit(child, commit):
+                self.traffic.count("flood", 1, sum(value.nbytes for value in commit.tensors.values()))
+
+    def _flood_of(self, commit: Commit, found: Votes | None = None) -> Flood:
+        tensors = {name: value.to(self.device) for name, value in commit.tensors.items()}
+        return Flood(tensors, digest(commit.tensors), found)
 
     def _await_commit(self, root: int) -> Commit | None:
+        """One that stands, or, where it is voted on, one that `root` grew."""
         asked_at = 0.0
         for waited in self._ticks():
-            useful = [commit for commit in self.history.candidates if self.history.accepts(commit)]
-            best = histories.best(commit for commit in useful if self.history.follows(commit) and commit.is_complete)
-            if best:
-                break
-            if useful:
-                raise OutOfSync  # to take another past, or one of which only some is still to be had
+            found = self._standing()
+            if found is None and self.voting:
+                grown = (commit for commit in self.history.candidates if commit.facts.grower == root)
+                found = histories.best(one for one in grown if self.history.follows(one) and one.is_complete)
+            if found:
+                return found
             if root in self.neighbours.dead:
                 self.journal.note(self.position, "gone", root, "it should have grown this stage's commit")
                 break
@@ -527,7 +533,56 @@ class Node:
             if waited - asked_at > REQUEST_S:
                 asked_at = waited
                 self.outbox.request_commits(self.history.held)
+        return None
+
+    def _standing(self) -> Commit | None:
+        """A commit that we can take as this stage's."""
+        useful = [commit for commit in self.history.candidates if self.history.accepts(commit)]
+        best = histories.best(commit for commit in useful if self.history.follows(commit) and commit.is_complete)
+        if useful and best is None:
+            raise OutOfSync  # to take another past, or one of which only some is still to be had
         return best
+
+    def _vote(self, commit: Commit, objection: str) -> Flood | None:
+        """Ours, and what all make of it; None where that cannot be told, and the next should grow."""
+        self._header()  # a new sign of life: no other vote of ours has its number
+        self._pass_on([votes.vote_on(self.board, commit, objection, self.membership.beats[self.agent])])
+        said_at, grower = 0.0, commit.facts.grower
+        for waited in self._ticks():
+            self._check_sync()
+            count = votes.count(self.board, commit, self.neighbours.living)
+            approved = commit._replace(approvals=count.approvals)
+            standing = approved if count.outcome is Outcome.STANDS else self._standing()
+            if standing:
+                self._adopt(standing)
+                return self._flood_of(standing, count.votes if standing is approved else None)
+            if count.outcome is Outcome.REFUSED:
+                who, why = len(count.votes.objections), next(iter(count.votes.objections.values()))
+                line = "agent %d: what it grew is refused by %d of %d (%s)"
+                self.journal.log(logging.WARNING, (grower, "refused"), line, grower, who, count.votes.voters, why)
+                return self._flood_of(commit, count.votes)
+            if self.patience.is_over_for_commit(waited):
+                why = f"neither half approved nor more objected to what it grew within {waited:.3g} s"
+                self.journal.note(self.position, "gone", grower, why)
+                break
+            if waited - said_at > REQUEST_S:  # to those who missed it
+                said_at = waited
+                self._pass_on([signed for signed, _ in self.board.votes(commit.id)])
+                self.outbox.request_commits(self.history.held)
+        return None
+
+    def _is_approved(self, commit: Commit) -> bool:
+        """By half of those whom we see living; where we have waited in vain for so many, of those whom its grower saw:
+        they may have been all that was left of the fleet, and a larger part's commit takes its place."""
+        living = commit.facts.living if self._believes_parts else self.neighbours.living
+        return votes.approved(len(commit.approvals), len(living))
+
+    def _count_late_votes(self) -> None:
+        """For the newest commit: whoever comes back later counts them by who lives then."""
+        if self.voting and self.history.commits:
+            newest = self.history.commits[-1]
+            approvals = votes.count(self.board, newest, range(len(self.membership.beats))).approvals
+            self.history.add_approvals(len(self.history.commits) - 1, approvals)
 
     def _adopt(self, commit: Commit) -> None:
         """The next stage, after this commit."""
@@ -540,10 +595,8 @@ class Node:
         self.patience.new_stage()
         self.rows.new_stage()
         self._move_to(Position(len(self.history.commits), 0))
-        self.sums = {key: tensors for key, tensors in self.sums.items() if key.stage >= self.position.stage}
-        self.board.forget_before(self.position.stage)
-        self.masked_sums.clear()
-        self._pooled.clear()
+        self.sums.new_stage(self.position.stage)
+        self.board.forget_before(self.position.stage - 1)  # votes on this commit may still come
         self.outbox.beat()
 
     # coming and going
@@ -576,11 +629,11 @@ class Node:
             self.journal.degraded, self.late = True, None
             self._last_row = self._last_full = None
             self.rows.full.clear()
-            self._reductions.clear()  # a stage that is begun again has the same sums
+            self.sums.begin_again()
             asked_at, before = -REQUEST_S, 0.0
             for waited in self._ticks():
                 self.patience.charge(self.links.up, waited - before)
-                before = waited
+                before, self._believes_parts = waited, waited > self.rules.silence
                 while commit := next(filter(self.history.accepts, self.history.candidates), None):
                     self._adopt(commit)
                 if self.history.is_complete and self.position.stage >= self.stages:
@@ -595,6 +648,7 @@ class Node:
                 if waited - asked_at >= REQUEST_S:
                     asked_at = waited
                     self.outbox.request_commits(self.history.held, rows=True)
+            self._believes_parts = False
             self.position = self.position._replace(step=point.step if point else 0)
             if not point or not point.step:
                 return None

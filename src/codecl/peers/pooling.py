@@ -1,179 +1,21 @@
 """A sum under masks between peers: who takes part is agreed first, with a new key of each, and it is read only when all
 of them are in it. If one is lost on the way, the sum is made again without it, under other masks.
 
-What is said of it is signed and passed on from neighbour to neighbour: offers of a key (everyone), rosters (the agent
-that the sum is for), and who was missed (anyone). Numbers travel up the roster's tree and nowhere else.
+What is said of it goes to all (statements.py). Numbers travel up the roster's tree and nowhere else.
 """
 
-import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from codecl.errors import RunFailed
 from codecl.exchange import masks
 from codecl.exchange.base import Tensors
-from codecl.peers.frames import BadFrame
-from codecl.peers.history import NodeIdentity
+from codecl.peers.statements import Board, Offer, PoolId, Report, Roster, Signed
 
 LEAST = 3  # agents of a masked sum: of two, each could subtract its own part
-MAX_NUMBER = 8  # sums of a stage for one agent
 MAX_REPORTS = 3  # that an agent was missed, before the sum is made without it
-
-
-class PoolId(NamedTuple):
-    """Which sum: that of a stage for `root`, counted from 0."""
-
-    stage: int
-    root: int
-    number: int
-
-
-class _Said(BaseModel, frozen=True, strict=True, extra="forbid"):
-    fleet: str
-    stage: int = Field(ge=0, lt=1 << 32)
-    root: int = Field(ge=0)
-    number: int = Field(ge=0, lt=MAX_NUMBER)
-    agent: int = Field(ge=0)
-    life: int = Field(ge=0)  # grows whenever an agent begins a sum again
-    attempt: int = Field(0, ge=0)
-
-    @property
-    def pool(self) -> PoolId:
-        return PoolId(self.stage, self.root, self.number)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Of two things of a kind that an agent said of a sum, the later stands."""
-        return self.life, self.attempt
-
-
-class Offer(_Said):
-    """A public key for this sum alone."""
-
-    kind: Literal["offer"] = "offer"
-    key: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-class Roster(_Said):
-    """Who takes part in an attempt, each with the id of its offer, and the tree along which sums travel."""
-
-    kind: Literal["roster"] = "roster"
-    offers: dict[str, str] = {}
-    tree: list[list[int]] = []  # (parent, child), parents first
-    done: bool = False
-
-    @property
-    def agents(self) -> list[int]:
-        return [int(agent) for agent in self.offers]
-
-    def children(self, agent: int) -> list[int]:
-        return [child for parent, child in self.tree if parent == agent]
-
-    def parent(self, agent: int) -> int | None:
-        return next((parent for parent, child in self.tree if child == agent), None)
-
-
-class Report(_Said):
-    """That an attempt (its roster's id) cannot come to an end, and who was missed."""
-
-    kind: Literal["report"] = "report"
-    roster: str
-    without: list[int]
-
-
-Said = Offer | Roster | Report
-READ: TypeAdapter[Said] = TypeAdapter(Said)
-
-
-class Signed(NamedTuple):
-    """What an agent said, as it travels."""
-
-    text: bytes
-    signature: bytes
-
-    @property
-    def id(self) -> str:
-        return hashlib.sha256(self.text).hexdigest()
-
-    @property
-    def said(self) -> Said:
-        return READ.validate_json(self.text)
-
-
-class Board:
-    """What was said of the sums of this stage and the next. Laws: all of it is signed by who said it; of each agent,
-    sum and kind the latest is kept."""
-
-    def __init__(self, identity: NodeIdentity, agents: int) -> None:
-        self.identity, self.agents = identity, agents
-        self._kept: dict[tuple[PoolId, int, str], tuple[Signed, Said]] = {}
-
-    def say(self, said: Said) -> Signed:
-        """Sign and keep it."""
-        text = json.dumps(said.model_dump(), sort_keys=True).encode()
-        signed = Signed(text, self.identity.sign(text))
-        self._kept[said.pool, said.agent, said.kind] = signed, said
-        return signed
-
-    def take(self, raw: Sequence[bytes], stage: int) -> list[Signed]:
-        """Keep what is new of what arrived in this stage, and give it; BadFrame where it does not fit."""
-        known = {signed for signed, _ in self._kept.values()}
-        pairs = [Signed(*pair) for pair in zip(raw[::2], raw[1::2], strict=False)]
-        news = []
-        for signed in pairs:
-            if signed in known:
-                continue
-            said = self._checked(signed)
-            before = self._kept.get((said.pool, said.agent, said.kind))
-            if not stage <= said.stage <= stage + 1 or (before and before[1].order >= said.order):
-                continue
-            self._kept[said.pool, said.agent, said.kind] = signed, said
-            news.append(signed)
-        return news
-
-    def _checked(self, signed: Signed) -> Said:
-        try:
-            said = signed.said
-        except ValidationError as error:
-            raise BadFrame(f"what is said of a sum cannot be read ({error.errors()[0]['msg']})") from error
-        if said.fleet != self.identity.fleet or max(said.agent, said.root) >= self.agents:
-            raise BadFrame("what is said of a sum does not fit this fleet")
-        if isinstance(said, Roster) and said.agent != said.root:
-            raise BadFrame(f"agent {said.agent} says who takes part in a sum for agent {said.root}")
-        if isinstance(said, Offer) and not masks.is_key(bytes.fromhex(said.key)):
-            raise BadFrame(f"agent {said.agent} offers a key that is none")
-        if not self.identity.check(said.agent, *signed):
-            raise BadFrame(
-                f"what is said of a sum without the signature of agent {said.agent}, who should have said it"
-            )
-        return said
-
-    def of(self, pool: PoolId) -> list[Signed]:
-        return [signed for (known, _, _), (signed, _) in self._kept.items() if known == pool]
-
-    def offers(self, pool: PoolId) -> dict[int, tuple[str, bytes]]:
-        """By agent: the id of its offer, and its key."""
-        found = {}
-        for signed, said in self._kept.values():
-            if said.pool == pool and isinstance(said, Offer):
-                found[said.agent] = signed.id, bytes.fromhex(said.key)
-        return found
-
-    def roster(self, pool: PoolId) -> tuple[str, Roster] | None:
-        """The newest, and its id."""
-        signed, said = self._kept.get((pool, pool.root, "roster"), (None, None))
-        return (signed.id, said) if signed and isinstance(said, Roster) else None
-
-    def reports(self, roster: str) -> list[Report]:
-        said = (said for _, said in self._kept.values())
-        return [one for one in said if isinstance(one, Report) and one.roster == roster]
-
-    def forget_before(self, stage: int) -> None:
-        self._kept = {key: value for key, value in self._kept.items() if key[0].stage >= stage}
 
 
 class Seen(NamedTuple):

@@ -31,6 +31,7 @@ def hazards(setup: Setup) -> Iterator[str]:
     yield from _small_parameters(setup)
     yield from _small_shards(setup)
     yield from _unequal_growth(setup)
+    yield from _refused_growth(setup)
     yield from _slow_mixing(setup)
     yield from _pulled_apart(setup)
     yield from _narrow_steps(setup)
@@ -84,6 +85,18 @@ def _unequal_growth(setup: Setup) -> Iterator[str]:
                 " growth.subspace_from=all"
             )
             return
+
+
+def _refused_growth(setup: Setup) -> Iterator[str]:
+    """One agent grows, and others whose images are of other classes vote on it."""
+    voted_on = setup.growth.robust == "vote" and setup.growth.subspace_from == "one"
+    data = _skewed(setup, NORMS_SUFFER) if voted_on else None
+    if data is not None:
+        yield (
+            f"growth: an agent's images of task {data.name!r} are of {classes_seen(data):.1f} classes on average, of"
+            f" {data.classes}, and agents vote on what one of them grew from its own: they may refuse what is honest;"
+            " use growth.subspace_from=all"
+        )
 
 
 def _slow_mixing(setup: Setup) -> Iterator[str]:

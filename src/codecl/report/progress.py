@@ -73,6 +73,7 @@ def line(now: Progress, remaining: str) -> str:
         remaining,
         now.names[-1] if now.names and not now.ended else "",
         f"away: {', '.join(map(str, now.away))}" if now.away and not now.ended else "",
+        f"refused: {', '.join(map(str, now.refused))}" if now.refused else "",
     ]
     return " · ".join(filter(None, words))
 

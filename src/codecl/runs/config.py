@@ -205,6 +205,7 @@ def validate(fields: Fields) -> RunConfig:
     _check_schedule(config)
     _check_optimizer(config, method)
     _check_pool(config)
+    _check_votes(config, method.grows)
     _check_privacy(config)
     directions.check(config.own, config.free, config.method.name, method.grows)
     options = method.model_dump(mode="json")
@@ -248,6 +249,16 @@ def _check_optimizer(config: RunConfig, method: Method) -> None:
             f"train.optimizer: {config.train.optimizer} does not fit method {config.method.name}, which needs the"
             " gradient itself; use sgd"
         )
+
+
+def _check_votes(config: RunConfig, grows: bool) -> None:
+    """What an agent grows is voted on by enough of them to outvote it."""
+    if config.growth.robust == "vote" and config.agents < 3:
+        raise ConfigError(
+            f"growth.robust: vote needs 3 agents or more, there are {config.agents}: of two, none is outvoted"
+        )
+    if config.growth.robust == "vote" and not grows:
+        raise ConfigError(f"growth.robust: {config.method.name} grows nothing to vote on; use none, or codec")
 
 
 def _check_pool(config: RunConfig) -> None:

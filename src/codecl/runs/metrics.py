@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from codecl.errors import ConfigError
+from codecl.errors import ConfigError, DataError
 from codecl.runs.schema import Labels, MeanMax, Metrics, Privacy, Timing, Traffic
 from codecl.train.accounting import Spending, epsilon
 from codecl.train.events import (
@@ -23,6 +23,7 @@ from codecl.train.events import (
     Sent,
     Status,
     TaskOpened,
+    Voted,
     of_type,
 )
 
@@ -60,7 +61,7 @@ def metrics(
         status=status,
         acc=acc(scores, labels.each_task_alone),
         bwt=None if labels.each_task_alone else bwt(scores),
-        accuracy_matrix=[[*(row or ()), *[None] * (labels.tasks - len(row or ()))] for row in scores],
+        accuracy_matrix=_matrix(scores, labels.tasks),
         traffic=traffic(events),
         consensus_error_by_task=[epoch.consensus_error for epoch in ends],
         free_by_task=[task.free for task in opened],
@@ -125,6 +126,13 @@ def private_steps(counts: Sequence[int], of_epoch: int) -> int:
 def last_of_task(events: Iterable[T]) -> list[T]:
     """One event of each task. A peer whose task was discarded has it twice: the last one stands."""
     return list({event.task: event for event in events}.values())
+
+
+def _matrix(scores: Rows, tasks: int) -> list[list[float | None]]:
+    """A row for each task so far, with None where a task was not scored."""
+    if max([len(scores), *(len(row or ()) for row in scores)]) > tasks:
+        raise DataError(f"scores of more tasks than the {tasks} of the run are recorded")
+    return [[*(row or ()), *[None] * (tasks - len(row or ()))] for row in scores]
 
 
 def _mu(epochs: Sequence[EpochEnded]) -> list[MeanMax]:
@@ -230,6 +238,7 @@ class Progress(NamedTuple):
     longest_s: float = 0.0  # that passed before an event
     away: Sequence[int] = ()  # neighbours of a peer that are lost
     missed: int = 0  # messages that a peer did not hear
+    refused: Sequence[int] = ()  # agents of which others did not take what they grew
 
 
 def progress(events: Sequence[Recorded], epochs: int) -> Progress:
@@ -257,6 +266,7 @@ def progress(events: Sequence[Recorded], epochs: int) -> Progress:
         steps=so_far.timing.iterations,
         longest_s=max(getattr(event, "seconds", 0.0) for event in events),
         **_training(events, about.tasks, epochs, so_far.timing.iterations),
+        refused=sorted({event.chosen for event in of_type(events, Voted) if not event.stands}),
         **_neighbours(events),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from codecl.data.catalogue import Verdict
 from codecl.train.events import MAX_AGENTS, MAX_TASKS, LinkBytes, RunStarted, Status
@@ -112,6 +112,15 @@ class Metrics(Labels):
 
     privacy: Privacy | None = None  # where gradients of single images are clipped
     not_scored: Sequence[int] | None = None  # tasks (from 0) that acc and bwt leave out: their test data was not there
+
+    @field_validator("accuracy_matrix")
+    @classmethod
+    def _fits_tasks(cls, matrix: Sequence[Sequence[float | None]], about: ValidationInfo) -> Any:
+        """A row for each task so far, a score of every task in each: figures and tables rely on it."""
+        tasks = about.data.get("tasks", 0)
+        if len(matrix) > tasks or any(len(row) != tasks for row in matrix):
+            raise ValueError(f"not of {tasks} tasks")
+        return matrix
 
     @property
     def kept_share(self) -> float | None:

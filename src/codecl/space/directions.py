@@ -89,13 +89,20 @@ def ranked_tokens(tokens_K: Tensor, energy_V: Tensor) -> tuple[Tensor, Tensor]:
     return energy_K[order], tokens_K[order]
 
 
-def _ranked(layer: Layer, free: Tensor, moment: Tensor, inside_core: bool) -> tuple[Tensor, Tensor]:
-    """(energy, directions) inside the core or the free space of a group, from the moment of all its inputs."""
+def not_free(layer: Layer, free: Tensor) -> Tensor:
+    """A basis of what is not free of a group, or the tokens that are not."""
     if not layer.one_hot:
-        return ranked(core(free) if inside_core else free, moment)
+        return core(free)
     tokens = layer.everything(free.device)
-    energy_V = moment.new_zeros(layer.inputs).index_copy(0, tokens, moment)
-    return ranked_tokens(tokens[~torch.isin(tokens, free)] if inside_core else free, energy_V)
+    return tokens[~torch.isin(tokens, free)]
+
+
+def _ranked(layer: Layer, space: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
+    """(energy, directions) inside a space of a group, from the moment of all its inputs."""
+    if not layer.one_hot:
+        return ranked(space, moment)
+    energy_V = moment.new_zeros(layer.inputs).index_copy(0, layer.everything(space.device), moment)
+    return ranked_tokens(space, energy_V)
 
 
 def deal(gains: Mapping[str, Tensor], costs: Mapping[str, int], room: int) -> dict[str, int]:
@@ -119,20 +126,25 @@ def choose(
 
     A layer gets at most as many own directions as its core has. `room`: numbers that `own.share` leaves for them. A
     direction gains the root of its part of the layer's energy: with the part itself, the large layers get too many."""
-    by_name = {f"{layer.name}/{group}": layer for layer in layers for group in range(layer.groups)}
+    by_name = groups_of(layers)
     costs = {name: layer.direction_size + layer.outputs for name, layer in by_name.items()}
     inside, gains, chosen = {}, {}, {}
     for name, basis in memory_of(bases).items():
         moment, energy = moments[name]
         if not bool(energy.isfinite()) or not bool(moment.isfinite().all()):
             raise RunFailed(f"own: the inputs of layer {name.rpartition('/')[0]!r} are not finite")
-        energy_K, inside[name] = _ranked(by_name[name], basis, moment, inside_core=True)
+        energy_K, inside[name] = _ranked(by_name[name], not_free(by_name[name], basis), moment)
         gains[name] = (energy_K / energy.clamp(min=torch.finfo(energy.dtype).tiny)).sqrt()
         if free.directions is not None:
-            best = _ranked(by_name[name], basis, moment, inside_core=False)[1]
+            best = _ranked(by_name[name], basis, moment)[1]
             chosen[FREE + name] = best[..., : free.directions]
     counts = dict.fromkeys(inside, own.directions) if own.share is None else deal(gains, costs, room)
     return chosen | {OWN + name: basis[..., : counts[name]] for name, basis in inside.items()}
+
+
+def groups_of(layers: Sequence[Layer]) -> dict[str, Layer]:
+    """The layer of each `layer/group`."""
+    return {f"{layer.name}/{group}": layer for layer in layers for group in range(layer.groups)}
 
 
 def own_of(directions: Directions) -> dict[str, Tensor]:

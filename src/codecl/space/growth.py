@@ -39,6 +39,15 @@ class GrowthConfig(BaseModel):
         description="how everyone's moments are summed, with subspace_from: all: as they are, or under masks that"
         " cancel in the sum, so that nobody sees another's",
     )
+    robust: Literal["none", "vote"] = Field(
+        "none",
+        description="what was grown is believed, or agents vote on whether it fits their own images",
+    )
+    slack: float = Field(
+        1.5,
+        gt=1,
+        description="with robust: vote, how many times more of the energy of an agent's images its own growth may keep",
+    )
     min_images: int = Field(
         1, ge=1, description="an agent with fewer images of a task is refused: a basis grown from a few shows them"
     )

@@ -164,6 +164,16 @@ class Grown(Sent):
     seconds: float  # that it took
 
 
+class Voted(InTask):
+    """Agents looked at what one of them flooded, each by its own images."""
+
+    kind: Literal["vote"] = "vote"
+    chosen: int  # the agent that flooded it
+    stands: bool  # unless more than half object: then the next agent grows
+    voters: int
+    objections: Mapping[str, str]  # by agent, in words
+
+
 class Flooded(Sent):
     kind: Literal["flood"] = "flood"
     chosen: int  # the agent whose model everyone has now
@@ -229,6 +239,7 @@ Recorded = (
     | EpochEnded
     | Agreed
     | Grown
+    | Voted
     | Flooded
     | Evaluated
     | MemberChanged

@@ -203,7 +203,7 @@ def _epoch_ended(
     if unread:
         raise RunFailed(f"task {data.index + 1} ({data.name}), epoch {live.epoch + 1}: {unread}")
     looked = None
-    if setup.message.robust != "none" or setup.faults.liars:
+    if setup.message.robust != "none" or setup.faults.row_liars:
         looked = setup.messages(data.index).looked(setup.exchange.gather(live.carry.memory_AM))
     error = setup.exchange.consensus_error(live.coords_AD)
     if not math.isfinite(error):

@@ -5,6 +5,7 @@ Shapes: A agents of this process, D coordinates of an agent.
 
 import time
 from collections.abc import Generator, Iterable, Mapping
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -16,8 +17,10 @@ from codecl.seeding import succession
 from codecl.space import directions, norms
 from codecl.space.kept import Kept, taken_out
 from codecl.space.layout import Parameters
+from codecl.train import liars, review
 from codecl.train.agents import Agents
 from codecl.train.events import Agreed, Event, Flooded, Grown
+from codecl.train.review import MEMORY
 from codecl.train.state import Carry, Setup, State
 
 LARGE = 64  # images of a batch by which statistics of norms are measured, at least
@@ -54,15 +57,22 @@ def close_task(
         memory = setup.method.remember(end)
         yield Grown(task=task, chosen=chosen, seconds=time.perf_counter() - began, **exchange.traffic.take("reduce"))
 
+        weights_of = partial(_weights, setup, state, end)
         payload = None
         if memory is not None:
-            payload = _payload(setup, state, agents.layout.parameters(coords_AD[end.rows[chosen]]), memory)
-        flood = flooded(exchange, chosen, payload, task)
-        if flood is not None:
+            payload = {**weights_of(chosen), **{MEMORY + name: value for name, value in memory.items()}}
+            payload = {name: value.contiguous().clone() for name, value in payload.items()}  # as after a wire or a file
+            if chosen in setup.faults.flood_liars:
+                payload = liars.false_flood(setup, state, payload)
+        objection = partial(review.of_task_end, setup, state, end, weights_of)
+        flood = flooded(exchange, chosen, payload, task, review.check_of(setup, chosen, objection))
+        if flood is not None and flood.votes:
+            yield review.voted(task, chosen, flood.votes)
+        if flood is not None and flood.stands:
             state = unpack(setup, state, flood.tensors, measured)
             yield Flooded(task=task, chosen=chosen, digest=flood.digest, state=state, **exchange.traffic.take("flood"))
             return state
-    raise RunFailed(f"task {task + 1}: every agent that could grow is gone")
+    raise RunFailed(f"task {task + 1}: every agent that could grow {review.nobody(setup)}")
 
 
 def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chosen: int) -> Parameters:
@@ -74,14 +84,12 @@ def _norms(setup: Setup, data: TaskData, agents: Agents, coords_AD: Tensor, chos
     return agreed_statistics(setup.module, rows, data, setup.exchange, chosen, batch_size)
 
 
-def _payload(setup: Setup, state: State, parameters: Parameters, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a flood carries: weights, finished head, norms, what was learned in own directions, the method's memory."""
-    own = directions.own_of(state.directions)
+def _weights(setup: Setup, state: State, end: TaskEnd, agent: int) -> dict[str, Tensor]:
+    """What a flood carries of an agent's own: weights, finished head, norms, what was learned in own directions."""
+    parameters, own = end.layout.parameters(end.coords_AD[end.rows[agent]]), directions.own_of(state.directions)
     body, coordinates = taken_out(setup.roles.layers, parameters, state.parameters, own)
     weights = {f"weights/{name}": value for name, value in body.items() if name not in setup.roles.constant}
-    payload = {**weights, **{f"own/{name}": value for name, value in coordinates.items()}}
-    payload |= {f"memory/{name}": value for name, value in memory.items()}
-    return {name: value.contiguous().clone() for name, value in payload.items()}  # as after a wire or a file
+    return {**weights, **{f"own/{name}": value for name, value in coordinates.items()}}
 
 
 def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor], statistics: Parameters) -> State:
@@ -94,7 +102,7 @@ def unpack(setup: Setup, state: State, arrived: Mapping[str, Tensor], statistics
     parameters = {name: weights.pop(name) for name in setup.roles.head}
     parameters |= {name: weights[name] for name in setup.own_norms}  # the next task's start from them
     kept = Kept(parameters, {**statistics, **gossiped}, directions.own_of(state.directions), under("own/"))
-    return State({**state.parameters, **weights}, (*state.kept, kept), under("memory/"))
+    return State({**state.parameters, **weights}, (*state.kept, kept), under(MEMORY))
 
 
 def agreed_statistics(

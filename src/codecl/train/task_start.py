@@ -3,6 +3,7 @@ the same directions, bit for bit, and the task is laid out in them."""
 
 import time
 from collections.abc import Generator, Mapping
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from codecl.methods.subspace import Look
 from codecl.seeding import succession
 from codecl.space import directions, growth, norms
 from codecl.space.layout import Layout, layout
+from codecl.train import liars, review
 from codecl.train.events import DirectionsChosen, Event
 from codecl.train.state import Setup, State
 
@@ -30,7 +32,7 @@ def choose_directions(setup: Setup, state: State, data: TaskData) -> Generator[E
     exchange, layers = setup.exchange, setup.roles.layers
     parameters = {**state.parameters, **setup.heads[data.index]}
     device, dtype = data.device, data.dtype
-    nothing_grown = growth.exact({}, layers, device)
+    nothing_grown, room = growth.exact({}, layers, device), own_room(setup, data)
     for chosen in succession(setup.seed, data.index, setup.topology.agents):
         began = time.perf_counter()
         look = Look(data, setup.module, lambda _: parameters, exchange, chosen, setup.growth)
@@ -38,11 +40,15 @@ def choose_directions(setup: Setup, state: State, data: TaskData) -> Generator[E
         payload = None
         if moments is not None:
             bases = growth.exact(growth.bases_of(state.memory, layers), layers, device)
-            room = own_room(setup, data)
             found = directions.choose(bases, moments, layers, setup.own, setup.free, room)
             payload = {name: growth.rounded(basis, dtype).contiguous() for name, basis in found.items()}
-        flood = flooded(exchange, chosen, payload, data.index)
-        if flood is not None:
+            if chosen in setup.faults.flood_liars:
+                payload = liars.false_directions(setup, payload)
+        objection = partial(review.of_opening, setup, state, look, room)
+        flood = flooded(exchange, chosen, payload, data.index, review.check_of(setup, chosen, objection))
+        if flood is not None and flood.votes:
+            yield review.voted(data.index, chosen, flood.votes)
+        if flood is not None and flood.stands:
             reduced, sent = exchange.traffic.take("reduce"), exchange.traffic.take("flood")
             yield DirectionsChosen(
                 task=data.index,
@@ -53,7 +59,7 @@ def choose_directions(setup: Setup, state: State, data: TaskData) -> Generator[E
                 bytes=reduced["bytes"] + sent["bytes"],
             )
             return state._replace(directions=flood.tensors)
-    raise RunFailed(f"task {data.index + 1}: every agent that could choose its directions is gone")
+    raise RunFailed(f"task {data.index + 1}: every agent that could choose its directions {review.nobody(setup)}")
 
 
 def task_layout(setup: Setup, state: State, data: TaskData) -> Layout:

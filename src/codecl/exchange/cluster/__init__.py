@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codecl.errors import ConfigError
-from codecl.exchange.base import Flood, Heard, Sent, Tensors, Traffic, Turn, digest
+from codecl.exchange.base import Check, Flood, Heard, Sent, Tensors, Traffic, Turn, counted, digest
 from codecl.exchange.cluster.wire import BOUNDARY, ROUND, Posted, Wire, packed, unpacked
 from codecl.exchange.topology import Topology
 
@@ -167,7 +167,7 @@ class Cluster:
         ]
         return self.reduce(root, hidden)
 
-    def flood(self, root: int, payload: Tensors | None) -> Flood:
+    def flood(self, root: int, payload: Tensors | None, check: Check | None = None) -> Flood:
         """A rank hears it once, along the first edge of `root`'s tree that leads to it, and sends it on."""
         tree = self.topology.tree(root)
         above: dict[int, int] = {}  # rank -> the one it hears from
@@ -189,7 +189,8 @@ class Cluster:
         self.traffic.count("flood", sum(parent in self.agents for parent, _ in tree), size)
         for post in posted:
             post.wait(BOUNDARY)
-        return Flood(arrived, announced)
+        votes = counted(check(arrived), lambda rows: self.gather(rows.to(self.wire.device)).cpu()) if check else None
+        return Flood(arrived, announced, votes)
 
     def consensus_error(self, rows_AD: Tensor) -> float:
         mean_D = self._summed(rows_AD.sum(0)) / self.topology.agents
