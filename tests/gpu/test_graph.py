@@ -95,6 +95,17 @@ def test_a_captured_step_in_few_bits_equals_the_plain_one(message, dtype, monkey
     assert furthest(ours, run(module, tasks(), settings)) < 1e-9
 
 
+@pytest.mark.parametrize("lie", ["noise", "sign-flip", "echo", "nan"])
+@pytest.mark.parametrize("robust", ["none", "clip"])
+def test_a_captured_step_with_a_liar_equals_the_plain_one(robust, lie, monkeypatch, recwarn):
+    more = {"topology": {"name": "complete"}, "faults": {"liar": 1, "lie": lie}}
+    settings, module = config(message={"robust": robust}, **more), perceptron()
+    ours = run(module, tasks(), settings)
+    assert not [warning for warning in recwarn if "captured" in str(warning.message)]
+    plainly(monkeypatch)
+    assert furthest(ours, run(module, tasks(), settings)) < 1e-9
+
+
 def test_own_directions_of_a_gpu_are_those_of_a_cpu():
     module = convolutional()
     ours, theirs = (run(module, tasks(), config(**OWN | {"norms": "first"}), device) for device in (GPU, CPU))

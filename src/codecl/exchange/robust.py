@@ -128,11 +128,13 @@ class Checked:
 
     def _told(self, exchange: Exchange, rows_AD: Tensor, memory: Memory) -> Tensor:
         """What leaves agents as their rows."""
-        liars = [agent in self.faults.row_liars for agent in exchange.agents]
-        if not any(liars):
+        liars = [row for row, agent in enumerate(exchange.agents) if agent in self.faults.row_liars]
+        if not liars:
             return rows_AD
-        lies_A1 = torch.tensor(liars, device=rows_AD.device)[:, None]
-        return torch.where(lies_A1, self._lie(rows_AD, memory), rows_AD)
+        told_AD, lies_AD = rows_AD.clone(), self._lie(rows_AD, memory)
+        for row in liars:  # by numbers: a list would be copied to the device, which a captured step may not do
+            told_AD[row] = lies_AD[row]
+        return told_AD
 
     def _lie(self, rows_AD: Tensor, memory: Memory) -> Tensor:
         lie = self.faults.lie
