@@ -203,9 +203,10 @@ def train_in(job: Job, ranks: Ranks) -> Result:
             )
         module = next_task.module_of(past, module, code.names(config))
         old = next_task.past_tasks(past, config, job.tests, ranks.device)
-    data = task_data(config, job.tasks, ranks.device, first=len(old))
-    with compute_settings(ranks.device), seeded(config.seed, "trial", ranks.device):
-        setup, state = build_setup(config, data, ranks.device, module, ranks.exchange, past=old)
+    with compute_settings(ranks.device):
+        data = task_data(config, job.tasks, ranks.device, first=len(old))
+        with seeded(config.seed, "trial", ranks.device):
+            setup, state = build_setup(config, data, ranks.device, module, ranks.exchange, past=old)
     for line in hazards(setup) if ranks.is_main else ():
         warnings.warn(line, ConfigWarning, stacklevel=3)
     writer = _open(job, setup, ranks, past)

@@ -69,7 +69,7 @@ def test_streamed_items_are_those_of_memory(fields):
     def seen(data):
         yield from data.epoch(1, range(2), 5)
         yield from ((images,) for images in data.of_agent(1, 6))
-        for parts in (data.test_images(7), data.held_out(0, 3) if "held_out" in fields else ()):
+        for parts in (data.test_images(7), data.held_out(0, 3, 1) if "held_out" in fields else ()):
             yield tuple(map(torch.cat, zip(*parts, strict=True))) or ()
         yield data.sample(0, 9), data.first(60)
 

@@ -57,6 +57,29 @@ def test_a_loss_that_is_not_finite_names_task_step_and_agent_and_keeps_the_recor
     assert [event.kind for event in read_events(folder)][-2:] == ["task", "end"]
 
 
+class Greedy(nn.Flatten):
+    """Needs more memory than there is, in the second task."""
+
+    def forward(self, x):
+        if Greedy.full:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a lot. Process 1 ..."
+            )
+        return super().forward(x)
+
+
+def test_a_device_without_memory_is_said_in_one_line_and_the_record_is_kept(tmp_path, monkeypatch):
+    def opened(event):
+        Greedy.full = (event.kind == "task" and event.task == 1) or Greedy.full
+
+    monkeypatch.setattr(Greedy, "full", False, raising=False)
+    with pytest.raises(RunFailed) as found:
+        codecl.fit(nn.Sequential(Greedy(), nn.Linear(72, 3)), tasks(), out=tmp_path, on_event=opened, **SMALL)
+    assert "cpu: out of memory (CUDA out of memory. Tried to allocate 20.00 MiB); use fewer" in str(found.value)
+    (folder,) = (path.parent for path in tmp_path.rglob("metrics.json"))
+    assert len(read_metrics(folder).accuracy_matrix) == 1
+
+
 def test_the_step_that_is_named_is_the_first_bad_one():
     setup, state = build(perceptron(), tasks(1), config())
     bad = 0

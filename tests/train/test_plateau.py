@@ -65,11 +65,21 @@ def test_a_task_ends_when_the_rate_is_small_and_with_the_best_weights():
 def test_held_out_images_are_never_trained_on():
     setup, _ = alone()
     data = setup.tasks[0]
-    held = {image.sum().item() for image in next(data.held_out(0, 8))[0]}
+    held = {image.sum().item() for image in next(data.held_out(0, 8, 0))[0]}
     assert len(held) == 10  # a fifth of 48
     for epoch in range(5):
         for batch in data.epoch(epoch, [0], 4):
             assert not held & {image.sum().item() for image in batch.images_AB[0]}
+
+
+def test_held_out_images_come_in_another_order_after_each_epoch():
+    setup, _ = alone()
+    (first,), (again,), (other,) = (
+        [images for images, _ in setup.tasks[0].held_out(0, 8, epoch)] for epoch in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(first.sum((1, 2, 3)).sort().values, other.sum((1, 2, 3)).sort().values)
 
 
 def test_it_goes_on_as_if_it_had_not_stopped():

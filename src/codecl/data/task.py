@@ -385,9 +385,12 @@ class TaskData:
         for images, _ in self._prepared(self.train, in_batches(picks, batch)):
             yield images
 
-    def held_out(self, agent: int, batch: int) -> Iterator[Batch]:
-        """The images of an agent's shard that it does not train on, prepared; in batches where they are streamed."""
-        return self._whole(self.train, self._held_out[agent], batch, "held out items", agent)
+    def held_out(self, agent: int, batch: int, epoch: int) -> Iterator[Batch]:
+        """The images of an agent's shard that it does not train on, prepared, in another order after each epoch (norms
+        see other batches); in batches where they are streamed."""
+        images = self._held_out[agent]
+        order = torch.randperm(len(images), generator=spawn(self.seed, "held out order", agent, self.index, epoch))
+        return self._whole(self.train, images[order], batch, "held out items", agent)
 
     def test_images(self, batch: int, seen_as: "TaskData | None" = None) -> Iterator[Batch]:
         """The test images, prepared, in an order of their own (norms see batches of mixed classes); in batches where

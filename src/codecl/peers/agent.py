@@ -76,11 +76,12 @@ def take_part(member: Member, out: Path | None = None, again: bool = False) -> T
         return Taken(done, folder)
     before = next_task.before(member, config, out)
     past = before.past_tasks(config, device) if before else []
-    data = task_data(config, before.added(config) if before else None, device, alone=True, first=len(past))
     rules, identity = member.fleet.peers, identity_of(member)
     node = partial(Node, identity=identity, rules=rules, voting=config.growth.robust == "vote")
-    with compute_settings(device), seeded(config.seed, "trial", device):
-        setup, state = build_setup(config, data, device, exchange=node, past=past)
+    with compute_settings(device):
+        data = task_data(config, before.added(config) if before else None, device, alone=True, first=len(past))
+        with seeded(config.seed, "trial", device):
+            setup, state = build_setup(config, data, device, exchange=node, past=past)
     if setup.privacy.is_on:  # the seed is everyone's
         setup = setup._replace(noise=SecretNoise())
         for task in setup.tasks:

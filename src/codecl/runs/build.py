@@ -18,7 +18,7 @@ import codecl
 from codecl.data import store, streams
 from codecl.data.past import PastTask
 from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
-from codecl.errors import CodeclError, ConfigError, DataError
+from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
 from codecl.exchange.messages import gossip
@@ -56,12 +56,19 @@ def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def compute_settings(device: torch.device) -> Iterator[None]:
-    """No more threads than this process may use, and exact products; both put back as the caller had them."""
+    """No more threads than this process may use, and exact products; both put back as the caller had them. A device
+    that has too little memory is an error in one line."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, _processors()))
     try:
         with multiplying("highest", device):
             yield
+    except torch.OutOfMemoryError as error:
+        what = ". ".join(str(error).split(". ")[:2])
+        raise RunFailed(
+            f"{device}: out of memory ({what}); use fewer agents there, a smaller train.batch_size or"
+            " train.execution=loop, and see what else runs on it"
+        ) from error
     finally:
         torch.set_num_threads(before)
 

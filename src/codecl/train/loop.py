@@ -107,7 +107,7 @@ def _train_task(
                 yield Stepped(task=data.index, epoch=epoch, loss_A=loss_A, coords_AD=carry.coords_AD)
         indices = data.indices(epoch + 1, exchange.agents, config.batch_size)  # while the device still works
         if config.schedule == "plateau":
-            carry = _watch(setup, data, agents, carry)
+            carry = _watch(setup, data, agents, carry, epoch)
         live = LiveEpoch(epoch, state, carry)
         yield _epoch_ended(setup, data, agents, live, torch.stack(losses), lr, began)
     if config.schedule == "plateau":
@@ -124,10 +124,10 @@ def _lr(setup: Setup, carry: Carry, epoch: int) -> float | None:
     return lr if lr >= config.plateau.min_lr else None
 
 
-def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry) -> Carry:
+def _watch(setup: Setup, data: TaskData, agents: Agents, carry: Carry, epoch: int) -> Carry:
     """The schedule looks at the loss of the one agent on the images that it holds out."""
     parameters, batch_size = agents.layout.parameters(carry.coords_AD[0]), setup.train.test_batch_size
-    held_out = data.held_out(setup.exchange.agents[0], batch_size)
+    held_out = data.held_out(setup.exchange.agents[0], batch_size, epoch)
     parameters, gossiped = norms.without_moments(parameters)
     with norms.normalising(setup.module, gossiped):
         loss = scoring.loss(setup.module, parameters, held_out, batch_size, plain_loss(setup.train))
