@@ -144,20 +144,19 @@ SECTION = {False: "## Rows that lie", True: "## Growth that lies"}  # of the pag
 
 
 def test_results_with_liars_are_those_of_the_recorded_runs():
-    page = (ROOT / "benchmarks" / "trust.md").read_text()
-    runs = finished([ROOT / "benchmarks" / "trust"])
-    assert len(runs) == 22
+    page = (ROOT / "benchmarks" / "trust.md").read_text().replace("**", "")
+    runs = [run for run in finished([ROOT / "benchmarks" / "trust"]) if run.metrics.status == "complete"]
+    assert len(runs) == 18  # two more came to no end
     for run in runs:
-        faults, config = read_config(run.folder).faults, read_config(run.folder)
+        config = read_config(run.folder)
+        faults, guarded = config.faults, "vote" in config.growth.robust or "clip" in config.message.robust
         said = f"{run.metrics.acc:.2f} / {run.metrics.bwt:+.2f}".replace("-", "−")
-        looked = "robust" if config.message.robust != "none" or config.growth.robust != "none" else "believed"
-        if faults.liar is None or config.train.epochs == 50:
-            assert said in page.replace("**", ""), run.folder
+        if faults.liar is None:
+            assert f"| {said} |" in page
             continue
-        cells = re.search(
-            rf"^\| `{faults.flood or faults.lie}` \|.*$", page[page.index(SECTION[bool(faults.flood)]) :], re.M
-        )[0]
-        assert said in cells.split("|")[2 if looked == "believed" else 3], run.folder
+        section = page[page.index(SECTION[bool(faults.flood)]) :]
+        (cells, *_) = re.findall(rf"^\| `{faults.flood or faults.lie}` \|.*$", section, re.M)
+        assert said in cells.split("|")[3 if guarded else 2], run.folder
 
 
 def test_the_picture_in_the_readme_is_a_run_of_the_quickstart_and_loads_nothing():
