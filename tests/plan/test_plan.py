@@ -417,6 +417,11 @@ def test_growing_from_an_agent_with_few_images_is_warned_of():
     assert not any("growth: " in line for line in plan(config_of("growth.images=10000")).warnings), "no inequality"
 
 
+def test_a_task_keeps_no_more_than_the_share_that_it_may():
+    planned = plan(config_of("own.share=0.2"))
+    assert [part.kept for part in planned.tasks[1:]] == [int(0.2 * planned.body)] * (len(planned.tasks) - 1)
+
+
 def test_votes_of_agents_with_other_classes_are_warned_of():
     votes = ("growth.robust=vote", "data.partition=skew(1)")
     (line,) = [line for line in plan(config_of(*votes)).warnings if line.startswith("growth: ")]

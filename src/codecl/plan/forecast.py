@@ -139,7 +139,9 @@ class Forecast:
 
     def kept(self, task: int) -> int:
         """Numbers that a task keeps for itself."""
-        return kept_size(self.setup, self.setup.tasks[task], self._own(task))
+        setup, data = self.setup, self.setup.tasks[task]
+        most = kept_size(setup, data) + own_room(setup, data) if setup.own.share is not None else float("inf")
+        return int(min(most, kept_size(setup, data, self._own(task))))
 
     def end(self, task: int) -> End:
         """What pooling and the flood send."""
