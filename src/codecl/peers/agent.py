@@ -17,7 +17,8 @@ from codecl.peers.history import History, NodeIdentity
 from codecl.peers.keys import Keys
 from codecl.peers.links import Links
 from codecl.peers.next_task import COMMITS, Before
-from codecl.peers.node import Node, OutOfSync
+from codecl.peers.node import Node
+from codecl.peers.receiving import OutOfSync, Receiving
 from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
 from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_events, recorded
@@ -120,7 +121,7 @@ def identity_of(member: Member) -> NodeIdentity:
     return NodeIdentity(member.identity.agent, member.fleet.name, keys.sign, keys.check, keys)
 
 
-def connect(member: Member, node: Node) -> Links:
+def connect(member: Member, node: Receiving) -> Links:
     """Links that fill this node."""
     addresses = {agent: address.target for agent, address in enumerate(member.fleet.addresses)}
     assert node.identity.keys is not None

@@ -28,7 +28,7 @@ from codecl.peers.membership import log
 from codecl.train.events import LinkBytes
 
 if TYPE_CHECKING:
-    from codecl.peers.node import Node
+    from codecl.peers.receiving import Receiving
 
 SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
@@ -109,7 +109,7 @@ class Link:
 class Links:
     """The connections of one agent. Its node is told of frames and changes from threads of their own."""
 
-    def __init__(self, node: "Node", keys: Keys, addresses: Mapping[int, str], listen: str) -> None:
+    def __init__(self, node: "Receiving", keys: Keys, addresses: Mapping[int, str], listen: str) -> None:
         self.node, self.me, self.keys, self.addresses = node, keys.identity.agent, keys, addresses
         self._counts: dict[int, Counter[str]] = defaultdict(Counter)  # LinkBytes by neighbour, over all links to it
         self._links: dict[int, Link] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 from codecl.exchange.base import Heard
 
 if TYPE_CHECKING:
-    from codecl.peers.node import Node
+    from codecl.peers.gossiping import Gossiping
 
 
 class SentRow(NamedTuple):
@@ -26,7 +26,7 @@ class SentRow(NamedTuple):
 class GossipRound(NamedTuple):
     """A round of rows as they are."""
 
-    node: "Node"
+    node: "Gossiping"
     sent: SentRow
 
     def wait(self) -> Tensor:
@@ -44,7 +44,7 @@ class GossipRound(NamedTuple):
 class PackedRound:
     """A round of bytes, which others unpack and mix."""
 
-    def __init__(self, node: "Node", sent: SentRow, row_D: Tensor) -> None:
+    def __init__(self, node: "Gossiping", sent: SentRow, row_D: Tensor) -> None:
         self.node, self.sent, self.row_D, self.weight = node, sent, row_D, 0.0
 
     def wait(self) -> Heard:
