@@ -22,6 +22,7 @@ from codecl.data.readers import ImportOptions, limits, pictures, unpickle
 from codecl.errors import CONTROL, CodeclError, ConfigError, DataError, printable
 from codecl.files import parse_json, read_bytes
 from codecl.runs import yamlfile
+from codecl.runs.predict import predict
 from codecl.runs.reader import read_config, read_metrics
 from tests.launching import on_a_terminal
 from tests.problems import change_metrics, recorded_run
@@ -169,7 +170,25 @@ def test_a_config_whose_model_is_larger_than_its_weights(copied, fields, shape, 
     tasks["tasks"][0] |= {"shape": shape} if shape else {}
     tasks["tasks"][0] |= {"classes": classes} if classes else {}
     (folder / "model" / "tasks.json").write_text(json.dumps(tasks))
-    refused(lambda: codecl.load(folder, 0), r"larger than the weights|more parts than|more than .* numbers")
+    refused(lambda: codecl.load(folder, 0), "larger than the weights|more parts than|numbers are the most")
+
+
+@pytest.mark.parametrize(
+    ("where", "shape", "why"),
+    [
+        ("shape", [1, 10**9, 28], "numbers are the most"),
+        ("original", [1, 10**9, 28], "numbers are the most"),
+        ("shape", [1, -28, 28], "numbers are the most"),
+        ("shape", [1, 4000, 28], "does not take images of"),
+    ],
+)
+def test_a_later_task_whose_images_do_not_fit(copied, where, shape, why, tmp_path):
+    folder = recorded_run(copied)
+    tasks = json.loads((folder / "model" / "tasks.json").read_text())
+    tasks["tasks"][1] |= {where: shape}
+    (folder / "model" / "tasks.json").write_text(json.dumps(tasks))
+    Image.new("L", (28, 28)).save(tmp_path / "image.png")
+    refused(lambda: predict(folder, None, [tmp_path / "image.png"]), why)
 
 
 BAD = "\x1b]0;owned\x07\x1b[31m\u202e\r\n</script><img src=x onerror=alert(1)>"

@@ -12,7 +12,7 @@ from codecl.data.readers.pictures import CHANNELS, decode, pixels
 from codecl.data.streams import shaped
 from codecl.data.task import TaskInfo
 from codecl.errors import ConfigError, DataError
-from codecl.registry import near
+from codecl.registry import near, reason
 from codecl.runs.model import load
 from codecl.runs.reader import one_run, read_config, read_tasks
 from codecl.space import norms
@@ -36,8 +36,14 @@ class TaskModel(NamedTuple):
         batch = _read(path, self.about, resize)
         dtype = next(self.module.parameters()).dtype
         scale = scale_of(self.about.name, (self.about.mean, self.about.std), batch, dtype)
-        with torch.no_grad():
-            return output_of(self.module(prepared(batch, scale, dtype)))[0, : len(self.names)]
+        try:
+            with torch.no_grad():
+                return output_of(self.module(prepared(batch, scale, dtype)))[0, : len(self.names)]
+        except RuntimeError as error:
+            shape = list(self.about.shape)
+            raise DataError(
+                f"{path}: the model of task {self.about.name!r} does not take images of {shape} ({reason(error)})"
+            ) from error
 
 
 def predict(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 TASKS = Path("model") / "tasks.json"
 MAX_EVENTS = 256 << 20  # bytes of a file of them
+MAX_INPUT = 1 << 27  # numbers of an image
 BEFORE = ".before"  # in a run folder whose next task is being learned: how it was after the last
 AGENT = re.compile(r"agent-\d+")  # the folder of a peer
 FROM_WORST: tuple[Status, ...] = ("partial", "degraded", "complete")
@@ -175,9 +176,21 @@ def read_tasks(folder: Path) -> list["TaskInfo"]:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         values = shown(read_json(folder / TASKS))
         tasks = [TaskInfo(**task) for task in values["tasks"]]
+        for task in tasks:
+            _check_shapes(folder, task)
         if tasks:
             return tasks
     raise DataError(f"{folder}: model/tasks.json is missing, broken or of another version")
+
+
+def _check_shapes(folder: Path, task: "TaskInfo") -> None:
+    """Of images that are made as large as a folder says."""
+    for shape in (task.shape, task.original):
+        if min(shape, default=0) < 0 or math.prod(shape) > MAX_INPUT:
+            raise DataError(
+                f"{folder}: images of task {task.name!r} are {list(shape)}; {MAX_INPUT:,} numbers are the most that an"
+                " image may have"
+            )
 
 
 def read_files(folder: Path) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """How large the model of a run folder may be: as large as the weights in it, and not as its config says."""
 
-import math
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from codecl.runs.config import RunConfig
 from codecl.runs.reader import read_tasks
 
 ROOM, LEAST = 1 << 20, 512  # bytes of weights that any folder may lack, and that a part of a model has
-MAX_INPUT = 1 << 27  # numbers of an image
 
 
 def check_size(path: Path, config: RunConfig) -> None:
@@ -24,8 +22,6 @@ def check_size(path: Path, config: RunConfig) -> None:
     if config.model.name not in MODELS:
         return
     first, weights = read_tasks(path)[0], [*(path / "model").glob("*.safetensors")]
-    if math.prod(first.shape) > MAX_INPUT:
-        raise DataError(f"its images are {list(first.shape)}, more than {MAX_INPUT:,} numbers")
     held = ROOM + 2 * sum(file.stat().st_size for file in weights)
     left = count(held // LEAST, -1)
 
