@@ -212,8 +212,8 @@ def test_ten_kills_of_a_rank(tmp_path):
     for _ in range(10):
         before, more, rank = recorded(out), moments.randint(1, 4), moments.randrange(2)
         done = killed(out, rank, lambda: recorded(out) not in range(before, before + more))  # noqa: B023
-        assert done[rank][0] == -signal.SIGKILL
-        assert done[1 - rank][0] == 1
+        assert done[rank][0] == -signal.SIGKILL, done
+        assert done[1 - rank][0] == 1, done
         assert f"rank {rank} " in done[1 - rank][2].splitlines()[-1]
     assert codes(run(2, command(out, 0), ROOT)) == [0, 0]
     same(numbers(folder_of(out)), whole)

@@ -189,7 +189,7 @@ def test_the_check_fails_on_mixing_that_loses_the_mean():
 @pytest.mark.long
 def test_the_rate_and_its_controls():
     """Slopes of -1/2 against the number of steps and of agents, over five seeds; controls do not have them."""
-    found = rates.slopes(rates.QUICK)
+    found = rates.slopes(rates.Size(steps=rates.QUICK.steps))
     assert [len(slope.slopes) for slope in found] == [5] * 5
     assert all(slope.as_it_should for slope in found), [(slope.what, slope.along, slope.mean) for slope in found]
     alone, one = (slope for slope in found if slope.must_fail)
