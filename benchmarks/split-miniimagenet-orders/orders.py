@@ -43,7 +43,23 @@ def lists() -> list[Task]:
 
 def shuffled() -> list[Task]:
     """A random order."""
-    return cut(torch.randperm(100, generator=torch.Generator().manual_seed(1)).tolist())
+    return random_order(1)
+
+
+def shuffled_2() -> list[Task]:
+    return random_order(2)
+
+
+def shuffled_3() -> list[Task]:
+    return random_order(3)
+
+
+def shuffled_4() -> list[Task]:
+    return random_order(4)
+
+
+def random_order(seed: int) -> list[Task]:
+    return cut(torch.randperm(100, generator=torch.Generator().manual_seed(seed)).tolist())
 
 
 def cut(order: list[int]) -> list[Task]:
