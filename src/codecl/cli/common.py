@@ -29,6 +29,7 @@ Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds, a comma list 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Exchange = Annotated[str, typer.Option("--exchange", help="simulated, cluster or auto: cluster under torchrun.")]
 Again = Annotated[bool, typer.Option("--again", help="Start anew, also what is complete or was begun.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some.")]
 AllowCode = Annotated[

@@ -26,6 +26,7 @@ def figures(
     runs: Annotated[Path, typer.Option("--runs", help="Where run folders are or go.")] = Path("runs"),
     device: common.Device = "auto",
     again: common.Again = False,
+    jobs: common.Jobs = 1,
     quiet: common.Quiet = False,
 ) -> None:
     """The paper's figures as SVG, PNG and CSV: consensus error, compression of each task, loss with and without it.
@@ -45,7 +46,7 @@ def figures(
     ]
     configs = list({(config.digest(), config.seed): config for group in wanted for config in group}.values())
     with joined("simulated", device_of(device)) as ranks:
-        options = RunOptions(runs, device, ranks, quiet, common.console_for(False), again=again)
+        options = RunOptions(runs, device, ranks, quiet, common.console_for(False), again=again, jobs=jobs)
         outcome = run_all(configs, options)
     if outcome.failure:
         raise typer.Exit(outcome.failure.exit_code)

@@ -39,6 +39,7 @@ def run(
     exchange: common.Exchange = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Only go on with runs that were begun; start none.")] = False,
     again: common.Again = False,
+    jobs: common.Jobs = 1,
     mu: Annotated[bool, typer.Option("--mu", help="Measure how much of the gradient the free space keeps.")] = False,
     tensorboard: Boards = False,
     tensorboard_to: BoardsTo = None,
@@ -60,7 +61,7 @@ def run(
     with joined(exchange, device_of(device)) as ranks:
         wanted = list(grid(preset, method, agents, topology, seeds, settings or []))
         console = common.console_for(as_json, ranks.is_main)
-        options = RunOptions(out, device, ranks, quiet, console, resume, again, mu)
+        options = RunOptions(out, device, ranks, quiet, console, resume, again, mu, jobs)
         outcome = run_all(wanted, options._replace(boards=boards and ranks.is_main, boards_to=tensorboard_to))
     if ranks.is_main:
         show_results(console, outcome.results, as_json)
@@ -86,6 +87,7 @@ class RunOptions(NamedTuple):
     resume: bool = False  # only go on with what was begun
     again: bool = False
     mu: bool = False  # measured beside training
+    jobs: int = 1  # runs at a time
     after: After | None = None
     boards: bool = False  # on TensorBoard too,
     boards_to: Path | None = None  # under this folder; None: in the run's own
@@ -97,29 +99,44 @@ class Outcome(NamedTuple):
 
 
 def run_all(configs: list["RunConfig"], options: RunOptions) -> Outcome:
-    """Check all, then run one after another; each stream is read once, and only if a run needs it."""
+    """Check all, then run one after another, or side by side; each stream is read once, and only if a run needs it."""
     from functools import cache, partial
 
     from codecl.runs.build import load_tasks, read_stream
 
+    if options.jobs > 1 and options.ranks.size > 1:
+        raise ConfigError(f"--jobs: {options.jobs} runs at a time are for one process, not for ranks; leave it out")
     load = partial(load_tasks, read=cache(read_stream))
     check_all(configs, options, load)
+    if min(options.jobs, len(configs)) > 1:
+        from codecl.cli.jobs import side_by_side
+
+        return side_by_side(configs, options)
     results: list[Result] = []
     failure: RunFailed | None = None
     for number, config in enumerate(configs, 1):
-        if not options.quiet:
-            many = f"[{number}/{len(configs)}] " if len(configs) > 1 else ""
-            about = f"{config.method.name}, {config.agents} agents on {config.topology.name}, seed {config.seed}"
-            options.console.print(f"{many}{config.preset}: {about}", markup=False, highlight=False)
+        announce(config, number, len(configs), options)
         try:
             results.append(run_one(config, options, load))
         except RunFailed as error:
-            folder = _folder(config, options.out)
-            failure = type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
+            failure = with_folder(error, folder_of(config, options.out))
             if options.ranks.size > 1:  # the ranks end together
                 raise failure from error
             print(f"codecl: {failure}", file=sys.stderr)  # the rest of the grid can still succeed
     return Outcome(results, failure)
+
+
+def announce(config: "RunConfig", number: int, among: int, options: RunOptions) -> None:
+    """Say which run of so many comes now."""
+    if not options.quiet:
+        many = f"[{number}/{among}] " if among > 1 else ""
+        about = f"{config.method.name}, {config.agents} agents on {config.topology.name}, seed {config.seed}"
+        options.console.print(f"{many}{config.preset}: {about}", markup=False, highlight=False)
+
+
+def with_folder(error: RunFailed, folder: Path) -> RunFailed:
+    """The same, and where to look."""
+    return type(error)(f"{error}; what was recorded is in {folder}" if folder.exists() else str(error))
 
 
 def check_all(configs: list["RunConfig"], options: RunOptions, load: "LoadTasks") -> None:
@@ -131,7 +148,7 @@ def check_all(configs: list["RunConfig"], options: RunOptions, load: "LoadTasks"
     for config in configs:
         options.ranks.check(config.agents)
         if options.resume and options.ranks.is_main:
-            folder = _folder(config, options.out)
+            folder = folder_of(config, options.out)
             if options.again:
                 raise ConfigError("--resume and --again: one goes on, the other starts anew; choose one")
             if not _begun(folder):
@@ -158,7 +175,7 @@ def run_one(config: "RunConfig", options: RunOptions, load: "LoadTasks") -> "Res
     if options.boards:
         from codecl.report import tensorboard
 
-        board = tensorboard.folder_of(_folder(config, options.out), options.boards_to)
+        board = tensorboard.folder_of(folder_of(config, options.out), options.boards_to)
     done = None
     if not options.again:
         done = api.recorded(config, options.out, options.ranks, from_start=options.after is None)
@@ -175,7 +192,7 @@ def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board:
     from codecl import api
     from codecl.cli.live import training
 
-    folder, console = _folder(config, options.out), options.console
+    folder, console = folder_of(config, options.out), options.console
     try:
         with training(console, config, folder, options.quiet, board) as on_event:
             given: dict[str, Any] = {"again": options.again, "mu": options.mu}
@@ -192,10 +209,10 @@ def _train(config: "RunConfig", options: RunOptions, tasks: list["Task"], board:
         sys.exit(common.INTERRUPTED)
 
 
-def _folder(config: "RunConfig", out: Path) -> Path:
-    from codecl.runs.writer import folder_of
+def folder_of(config: "RunConfig", out: Path) -> Path:
+    from codecl.runs import writer
 
-    return folder_of(config, out)
+    return writer.folder_of(config, out)
 
 
 def show_results(console: "Console", results: list["Result"], as_json: bool) -> None:

@@ -75,7 +75,9 @@ class Ranks:
     def exchange(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> Exchange:
         if self.name == "simulated":
             return Simulated(topology, dtype, device)
-        return Cluster(topology, dtype, device, self.rank, self.size)
+        cluster = Cluster(topology, dtype, device, self.rank, self.size)
+        self._wire.name = cluster.wire.name  # by now it is known who holds which agents
+        return cluster
 
     def own(self, purpose: str) -> str:
         """A purpose of randomness that differs between ranks."""
@@ -147,11 +149,20 @@ def _meet(device: torch.device) -> tuple[Ranks, Store]:
             timeout=MEET,
             device_id=device if device.type == "cuda" else None,
         )
+        store = PrefixStore(f"codecl/{_meetings}/run", store)
+        _all_met(store, size)
     except (RuntimeError, ValueError) as error:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
         raise RunFailed(f"rank {rank}: {size} ranks did not meet at {where} ({reason(error)})") from error
     sockets = {} if device.type == "cuda" else dict(_sockets().items() - before.items())
-    return Ranks("cluster", device, rank, size, sockets), PrefixStore(f"codecl/{_meetings}/run", store)
+    return Ranks("cluster", device, rank, size, sockets), store
+
+
+def _all_met(store: Store, size: int) -> None:
+    """Nobody goes on, and fails, while another still connects: that one would say that they did not meet."""
+    if store.add("met", 1) == size:
+        store.set("all met", "")
+    store.wait(["all met"], MEET)
 
 
 def _own(device: torch.device) -> torch.device:
