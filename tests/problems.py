@@ -11,7 +11,8 @@ from codecl import api
 from codecl.data.task import Task
 from codecl.exchange import Simulated
 from codecl.runs.build import BuildExchange, build_setup, task_data
-from codecl.runs.config import RunConfig, grid, merge, validate
+from codecl.runs.config import RunConfig, merge, validate
+from codecl.runs.grid import grid
 from codecl.runs.schema import Metrics, Timing, Traffic
 from codecl.train import loop
 from codecl.train.cuda_graph import Replay

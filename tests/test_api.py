@@ -126,7 +126,7 @@ def test_a_graph_of_ones_own(tmp_path):
 def test_load_gives_a_preset_run_back_without_the_users_module(tmp_path):
     from codecl import api
     from codecl.runs.build import load_tasks
-    from codecl.runs.config import preset, resolve
+    from codecl.runs.grid import preset, resolve
 
     settings = resolve(preset("quickstart"), {"train": {"epochs": 1, "batch_size": 50}, "agents": 2})
     result = api.run(settings, out=tmp_path)
@@ -155,7 +155,7 @@ def test_load_refuses_a_model_that_is_not_the_runs(tmp_path):
 def test_load_of_a_users_model_file_notices_other_code(tmp_path, monkeypatch):
     from codecl import api
     from codecl.registry import _module_of_file
-    from codecl.runs.config import preset, resolve
+    from codecl.runs.grid import preset, resolve
 
     monkeypatch.chdir(tmp_path)
     text = "from torch.nn import *\ndef net(shape, classes): return Sequential(Flatten(), Linear(784, classes))\n"

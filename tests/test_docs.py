@@ -13,7 +13,7 @@ from codecl.report.configurations import finished
 from codecl.report.formats import PLAIN
 from codecl.report.frontier import choices, sheet
 from codecl.report.tables import results
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.reader import read_config
 from tests.conftest import ROOT
 

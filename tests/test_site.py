@@ -16,7 +16,8 @@ import codecl
 from codecl.cli import app
 from codecl.methods import METHODS
 from codecl.models import MODELS
-from codecl.runs.config import RunConfig, flat, presets
+from codecl.runs.config import RunConfig, flat
+from codecl.runs.grid import presets
 from codecl.train.events import Event, Recorded
 from tests.conftest import ROOT
 

@@ -22,6 +22,7 @@ from codecl.cli import app as cli
 from codecl.methods import METHODS
 from codecl.models import MODELS
 from codecl.runs import config as configs
+from codecl.runs import grid
 from codecl.train import events as told
 
 MARK = re.compile(r"^<!-- made from the code: (\w+) -->$", re.M)
@@ -182,7 +183,7 @@ def _event_fields(kind: type[BaseModel], leave_out: Iterable[str] = ()) -> str:
 
 
 def presets() -> str:
-    return table(["preset", "what it is"], [(code(name), about) for name, about in configs.presets().items()])
+    return table(["preset", "what it is"], [(code(name), about) for name, about in grid.presets().items()])
 
 
 def api() -> str:

@@ -20,8 +20,9 @@ from codecl.methods import Method
 from codecl.plan.hazards import hazards
 from codecl.report.progress import showing
 from codecl.runs import code, growing, next_task, own, reader, resume
-from codecl.runs.build import build_setup, check_files, compute_settings, device_of, seeded, task_data
+from codecl.runs.build import build_setup, check_files, task_data
 from codecl.runs.config import RunConfig, difference, merge, parse, validate
+from codecl.runs.machine import compute_settings, device_of, seeded
 from codecl.runs.model import load
 from codecl.runs.next_task import Past, Tests
 from codecl.runs.schema import Metrics

@@ -14,9 +14,9 @@ from codecl.exchange.topology import Graph
 from codecl.methods import Method
 from codecl.registry import near
 from codecl.runs import code, growing, next_task, own, reader
-from codecl.runs.build import device_of
 from codecl.runs.config import RunConfig
 from codecl.runs.growing import Standing
+from codecl.runs.machine import device_of
 from codecl.runs.model import load
 from codecl.runs.next_task import Tests
 from codecl.runs.writer import folder_of

@@ -12,8 +12,8 @@ import yaml
 import codecl
 from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
-from codecl.runs.config import grid as configs
-from codecl.runs.config import setting
+from codecl.runs.grid import grid as configs
+from codecl.runs.grid import setting
 from tests.launching import ENTRY, environment, on_a_terminal, running, wait_for
 from tests.problems import write_metrics
 

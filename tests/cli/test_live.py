@@ -15,9 +15,9 @@ from codecl.cli import display
 from codecl.cli.live import training
 from codecl.cli.watch import go_on
 from codecl.report.formats import duration, size
-from codecl.runs import config as presets
-from codecl.runs.config import grid
+from codecl.runs import grid as presets
 from codecl.runs.follow import Follower
+from codecl.runs.grid import grid
 from codecl.runs.metrics import progress
 from codecl.runs.reader import read_events, read_metrics
 from codecl.runs.writer import folder_of

@@ -19,7 +19,7 @@ from codecl.peers import fleet
 from codecl.peers.decisions import PeersConfig
 from codecl.report.configurations import gather
 from codecl.report.page import sections
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.reader import as_fleets, find_runs, read_run
 from codecl.train.events import TaskOpened
 from tests.conftest import ROOT

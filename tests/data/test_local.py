@@ -9,8 +9,9 @@ from codecl.data.store import ImageSet
 from codecl.data.streams import FIVE
 from codecl.errors import ConfigError, DataError
 from codecl.runs.build import build_setup, check, load_tasks, task_data
-from codecl.runs.config import preset as preset_of
-from codecl.runs.config import resolve, validate
+from codecl.runs.config import validate
+from codecl.runs.grid import preset as preset_of
+from codecl.runs.grid import resolve
 from codecl.train.loop import train
 from tests.data.canonical import arrays
 from tests.problems import CPU, build, config, perceptron, tasks

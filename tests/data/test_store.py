@@ -18,7 +18,7 @@ from codecl.data.readers import ImportOptions
 from codecl.data.streams import STREAMS
 from codecl.errors import ConfigError, DataError
 from codecl.exchange.cluster.ranks import Ranks
-from codecl.runs.config import grid, preset, resolve
+from codecl.runs.grid import grid, preset, resolve
 from tests.data import canonical
 from tests.problems import CPU
 

@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import codecl
+from codecl.data.config import DataConfig
 from codecl.data.items import About, Items
 from codecl.data.sources import Streamed, source_of
-from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
+from codecl.data.task import Task, TaskData, TaskOptions
 from codecl.errors import ConfigWarning, DataError
 from codecl.plan import plan
 from codecl.runs.config import merge, validate

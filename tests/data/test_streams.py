@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl.data import store
+from codecl.data.config import DataConfig
 from codecl.data.store import ImageSet
 from codecl.data.streams import FIVE, STREAMS, digest, load, measured, shaped
-from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
+from codecl.data.task import Task, TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.runs.build import load_tasks
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from tests.data.canonical import arrays
 
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
+from codecl.data.config import DataConfig
 from codecl.data.forms import loaded
 from codecl.data.items import About
 from codecl.data.streams import STREAMS
-from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
+from codecl.data.task import Task, TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.seeding import choose, derive, spawn
 

@@ -7,7 +7,7 @@ import pytest
 
 from codecl.data import store, verdicts
 from codecl.data.catalogue import CATALOGUE
-from codecl.data.task import DataConfig
+from codecl.data.config import DataConfig
 from codecl.data.verify import content_digest, verify
 from tests.data.canonical import arrays
 

@@ -16,7 +16,8 @@ from codecl.models import convnet
 from codecl.peers import fleet
 from codecl.peers.decisions import PeersConfig
 from codecl.runs import code
-from codecl.runs.config import parse, setting, validate
+from codecl.runs.config import parse, validate
+from codecl.runs.grid import setting
 from tests.problems import perceptron, recorded_run, tasks
 
 FIELDS = {

@@ -11,7 +11,7 @@ import pytest
 
 from codecl.errors import RunFailed
 from codecl.files import RecordFile, why_not
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.reader import read_metrics
 from tests.faults.victim import run
 from tests.launching import environment

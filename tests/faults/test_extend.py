@@ -8,7 +8,7 @@ from torch import nn
 import codecl
 from codecl.data import store
 from codecl.errors import ConfigError, DataError
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.next_task import extended
 from codecl.runs.reader import read_config
 from tests.cli.test_cli import TINY, failed

@@ -15,7 +15,7 @@ from torch import nn
 import codecl
 from codecl import api
 from codecl.errors import ConfigError, ConfigWarning, DataError
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.reader import BEFORE, find_runs
 from tests.conftest import ROOT
 from tests.faults.pupil import COUNT, MORE, learner

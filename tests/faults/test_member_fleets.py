@@ -20,7 +20,7 @@ from codecl.cli import main
 from codecl.peers import authority
 from codecl.peers.decisions import PeersConfig
 from codecl.peers.node import Node
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from tests.faults.test_members import Attack
 from tests.fleets import LocalFleet
 

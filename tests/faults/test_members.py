@@ -75,8 +75,8 @@ def members(tmp_path_factory):
 def nodes(members):
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(limits, "IDLE_S", IDLE_S)
-        patch.setattr(links, "STALL_S", STALL_S)
-        patch.setattr(links, "SLOW_BYTES", 1 << 20)
+        patch.setattr("codecl.peers.link.STALL_S", STALL_S)
+        patch.setattr("codecl.peers.link.SLOW_BYTES", 1 << 20)
         patch.setattr(links, "MAX_RETRY_S", 0.2)
         commit, out = first_commit(members), {}
         for agent in (ME, *GOOD):

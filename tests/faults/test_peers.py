@@ -25,8 +25,9 @@ from codecl import api, exchange
 from codecl.cli import main
 from codecl.exchange.messages import FewBits
 from codecl.peers.decisions import PeersConfig
-from codecl.peers.links import Link
-from codecl.runs.config import RunConfig, preset, resolve
+from codecl.peers.link import Link
+from codecl.runs.config import RunConfig
+from codecl.runs.grid import preset, resolve
 from codecl.seeding import choose
 from tests.fleets import LocalFleet
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from codecl import api
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 
 FILE = Path(__file__).with_name("quickstart.json")
 METHODS = {

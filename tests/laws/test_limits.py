@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("grpc")
 
-from codecl.peers import frames, history, limits, links
+from codecl.peers import frames, history, limits
 from codecl.peers.frames import BadFrame, FrameKind
 from codecl.peers.history import Commit, History
+from codecl.peers.link import Link
 from codecl.peers.membership import Membership
 from codecl.peers.patience import MAX_LATES, Patience
 from codecl.peers.rows import ReceivedRows
@@ -93,7 +94,7 @@ def test_one_who_always_says_that_we_are_late_is_not_always_heeded():
 
 def test_a_link_is_closed_when_too_many_bytes_wait():
     cancelled = []
-    link = links.Link(1, 4, Counter(), max_bytes=1000)
+    link = Link(1, 4, Counter(), max_bytes=1000)
     link.cancel = lambda: cancelled.append(True)
     for _ in range(20):
         link.put(bytes(400), may_drop=True)  # of rows there are four at most
@@ -106,7 +107,7 @@ def test_a_link_is_closed_when_too_many_bytes_wait():
 
 
 def test_what_was_taken_makes_room():
-    link = links.Link(1, 4, Counter(), max_bytes=1000)
+    link = Link(1, 4, Counter(), max_bytes=1000)
     out = link.frames()
     for _ in range(20):
         link.put(bytes(600))
@@ -119,8 +120,8 @@ def test_what_was_taken_makes_room():
 @pytest.mark.parametrize(("size", "seconds", "stays"), [(10, 1.0, True), (10, 31.0, False), (10_000_000, 31.0, True)])
 def test_a_frame_may_be_on_its_way_as_long_as_its_size_allows(monkeypatch, size, seconds, stays):
     clock = Clock()
-    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=clock))
-    link = links.Link(1, 4, Counter())
+    monkeypatch.setattr("codecl.peers.link.time", SimpleNamespace(monotonic=clock))
+    link = Link(1, 4, Counter())
     out = link.frames()
     link.put(bytes(size))
     next(out)
@@ -131,8 +132,8 @@ def test_a_frame_may_be_on_its_way_as_long_as_its_size_allows(monkeypatch, size,
 
 def test_a_link_with_nothing_on_its_way_may_be_silent(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=clock))
-    link, taken = links.Link(1, 4, Counter()), []
+    monkeypatch.setattr("codecl.peers.link.time", SimpleNamespace(monotonic=clock))
+    link, taken = Link(1, 4, Counter()), []
     reader = threading.Thread(target=lambda: [taken.append(data) for data in link.frames()])
     reader.start()
     for number in range(5):

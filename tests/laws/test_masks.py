@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from codecl.errors import ConfigError, RunFailed
 from codecl.exchange import Simulated, masks, topology
 from codecl.exchange.topology import TopologyConfig
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.space import fixed_point
 from tests.problems import CPU
 

@@ -26,10 +26,11 @@ from codecl import seeding
 from codecl.exchange import topology
 from codecl.exchange.topology import Topology, TopologyConfig, healed
 from codecl.peers import agent as peer
-from codecl.peers import decisions, frames, history, links, membership
+from codecl.peers import decisions, frames, history, membership
 from codecl.peers.decisions import NewestRow, PeersConfig, PeerStatus, ReceivedRow, Rounds, RowFate
 from codecl.peers.frames import BadFrame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
+from codecl.peers.link import MAX_WAITING, Link
 from codecl.peers.membership import STEPS, Membership, Neighbours
 from codecl.peers.rounds import SentRow, as_heard
 
@@ -689,13 +690,13 @@ def test_what_is_loaded_again_makes_a_state_whatever_was_damaged(case, data):
 
 def test_what_a_neighbour_does_not_take_is_bounded():
     """The oldest rows make room; a neighbour that takes nothing else either loses its link."""
-    link = links.Link(1, 4, Counter())
+    link = Link(1, 4, Counter())
     for number in range(10):
         link.put(b"%d" % number, may_drop=True)
     assert [data for data, _ in link._out] == [b"6", b"7", b"8", b"9"]
-    for _ in range(links.MAX_WAITING - 4):
+    for _ in range(MAX_WAITING - 4):
         link.put(b"", may_drop=False)
-    assert (link.open, link.waiting) == (True, links.MAX_WAITING - 4)
+    assert (link.open, link.waiting) == (True, MAX_WAITING - 4)
     link.put(b"", may_drop=False)
     assert (link.open, link.waiting, link.why) == (False, 0, "it takes nothing")
     assert list(link.frames()) == []

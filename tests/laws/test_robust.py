@@ -12,7 +12,7 @@ from codecl.exchange.robust import SLACK, FaultsConfig, Memory, middle, shares, 
 from codecl.exchange.robust import _look as look
 from codecl.exchange.topology import TopologyConfig, build
 from codecl.runs.build import check_faults
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from tests.problems import CPU
 
 LIES = ["noise", "sign-flip", "huge", "constant", "echo", "nan"]

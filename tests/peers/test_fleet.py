@@ -29,12 +29,12 @@ from codecl.peers import certificates, fleet
 from codecl.peers.certificates import agent_of, name_of
 from codecl.peers.decisions import PeersConfig
 from codecl.peers.fleet import AgentFile, Fleet
-from codecl.runs import config
+from codecl.runs.grid import preset, resolve
 from tests.cli.test_cli import failed
 
 NAME = "0123456789ab"
 ADDRESSES = [("127.0.0.1", 7700), ("node-1.example.org", 7700), ("fd00::5", 7701)]
-CONFIG = config.resolve(config.preset("quickstart"), {"agents": 3, "seed": 5, "train": {"lr": 1e-5}})
+CONFIG = resolve(preset("quickstart"), {"agents": 3, "seed": 5, "train": {"lr": 1e-5}})
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_a_folder_with_something_in_it_stays_as_it_is(tmp_path):
 
 
 def test_a_topology_that_cannot_be_is_refused_before_anything_is_made(tmp_path):
-    torus = config.resolve(config.preset("quickstart"), {"agents": 3, "topology": {"name": "torus"}})
+    torus = resolve(preset("quickstart"), {"agents": 3, "topology": {"name": "torus"}})
     assert "torus" in refused(fleet.init, torus, ADDRESSES, PeersConfig(), tmp_path / "f")
     assert not (tmp_path / "f").exists()
 
@@ -519,7 +519,7 @@ def test_peer_init_without_addresses_is_on_this_machine(command):
     member = fleet.read(Path("fleet/agent-3/agent.yaml"))
     assert targets(member) == [f"127.0.0.1:{7700 + agent}" for agent in range(4)]
     assert member.fleet.peers == PeersConfig()
-    assert member.fleet.run_config() == config.resolve(config.preset("quickstart"), {})
+    assert member.fleet.run_config() == resolve(preset("quickstart"), {})
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["2", "127.0.0.1:7702", "fleet/agent-2"] in rows
     assert "`codecl agent fleet/agent-0/agent.yaml`" in done.stdout

@@ -21,7 +21,7 @@ from codecl.peers import fleet, next_task
 from codecl.peers.agent import added_up
 from codecl.peers.decisions import PeersConfig
 from codecl.peers.history import History
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.train.events import LinkBytes
 from tests.data.canonical import arrays
 from tests.fleets import LocalFleet

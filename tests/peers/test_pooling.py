@@ -27,7 +27,7 @@ from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
 from codecl.peers.pooling import MaskedSum, Seen
 from codecl.peers.statements import Board, Offer, PoolId, Roster
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.seeding import choose
 from tests.faults.test_rounds import CPU, Air
 from tests.fleets import CODECL, LocalFleet

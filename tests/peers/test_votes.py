@@ -27,7 +27,7 @@ from codecl.peers.history import History, NodeIdentity
 from codecl.peers.node import Node
 from codecl.peers.statements import Board, Signed, in_pairs
 from codecl.peers.votes import Outcome
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.seeding import succession
 from tests.faults.test_member_fleets import models
 from tests.faults.test_rounds import CPU, Air

@@ -18,7 +18,7 @@ from codecl.exchange.topology import TopologyConfig, build
 from codecl.plan import forecast, plan
 from codecl.plan.graph import graph_of, rounds, stable_below
 from codecl.runs.build import build_model, build_setup, task_data
-from codecl.runs.config import grid, presets
+from codecl.runs.grid import grid, presets
 from codecl.train.loop import train
 from tests.data.canonical import arrays
 

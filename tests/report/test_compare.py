@@ -17,7 +17,8 @@ from codecl.errors import ConfigError, DataError
 from codecl.report import formats
 from codecl.report.compare import about, compare, difference, plain, sheet
 from codecl.report.formats import spread_of_bytes
-from codecl.runs import config as presets
+from codecl.runs import grid as presets
+from codecl.runs.config import merge
 from codecl.runs.writer import folder_of, labels_of
 from tests.problems import change_metrics, write_metrics
 
@@ -84,7 +85,7 @@ def test_verdicts(a, b, mean, verdict):
 
 def write(out, seed=1, acc=(80.0, 70.0), changes=None, status="complete", **traffic):
     """A run folder of so many tasks, the last row of whose accuracies is given."""
-    config = presets.resolve(presets.preset("quickstart"), presets.merge(changes or {}, {"seed": seed}))
+    config = presets.resolve(presets.preset("quickstart"), merge(changes or {}, {"seed": seed}))
     folder = folder_of(config, out)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config.dump())

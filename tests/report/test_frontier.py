@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from codecl.errors import ConfigError
+from codecl.exchange.topology import TopologyConfig
 from codecl.report import formats
 from codecl.report.commands import command
 from codecl.report.configurations import Configuration, finished, gather
@@ -16,7 +17,8 @@ from codecl.report.figures import Points, Series, numbers
 from codecl.report.frontier import by_bytes, by_kept, choices, differing, sheet, undominated
 from codecl.report.page import sections
 from codecl.report.pictures import draw
-from codecl.runs import config as presets
+from codecl.runs import grid as presets
+from codecl.runs.config import MethodChoice, ModelChoice
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import folder_of, labels_of
@@ -248,9 +250,9 @@ def test_what_no_command_makes(tmp_path):
     mine = f"{tmp_path / 'mine.py'}:mine"
     for change in (
         {"preset": "fit"},
-        {"method": presets.MethodChoice(name=mine)},
-        {"model": presets.ModelChoice(name=mine)},
-        {"topology": presets.TopologyConfig(name=mine, edges=((0, 1),))},
+        {"method": MethodChoice(name=mine)},
+        {"model": ModelChoice(name=mine)},
+        {"topology": TopologyConfig(name=mine, edges=((0, 1),))},
         {"data": fine.data.model_copy(update={"stream": mine})},
     ):
         assert command(of(fine.model_copy(update=change)).runs) is None, change

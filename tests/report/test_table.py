@@ -15,7 +15,8 @@ from codecl.report import formats, tables
 from codecl.report.configurations import finished, scores_of, variant
 from codecl.report.formats import Column, Sheet, paragraphs
 from codecl.report.tables import NOTE, results
-from codecl.runs import config as presets
+from codecl.runs import grid as presets
+from codecl.runs.config import merge
 from codecl.runs.reader import find_runs, read_metrics
 from codecl.runs.writer import folder_of
 from tests.cli.test_cli import failed
@@ -27,7 +28,7 @@ def write(out, preset="split-cifar100", method="codec", seed=0, changes=None, st
     """A run folder as `codecl run` names it; a preset that is not here has no config."""
     names = {"seed": seed, "agents": 8, "method": {"name": method}, "topology": {"name": "ring"}}
     if preset in presets.presets():
-        config = presets.resolve(presets.preset(preset), presets.merge(names, changes or {}))
+        config = presets.resolve(presets.preset(preset), merge(names, changes or {}))
         folder = folder_of(config, out)
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(config.dump())

@@ -1,6 +1,6 @@
 """Presets and what is resolved from them."""
 
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 
 
 def test_a_preset_with_a_base_is_that_preset_but_for_what_it_changes():

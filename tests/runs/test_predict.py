@@ -14,7 +14,7 @@ from codecl.data import store
 from codecl.data.streams import FIVE, STREAMS, embedded
 from codecl.data.task import TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.predict import _read, predict
 from codecl.runs.reader import read_layers, read_tasks
 from tests.cli.test_cli import failed

@@ -7,7 +7,7 @@ from torch import nn
 
 import codecl
 from codecl.errors import ConfigError, ConfigWarning, DataError
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from tests.problems import tasks
 
 TRAIN = {"train": {"epochs": 1, "batch_size": 4, "lr": 0.05}, "dtype": "float64", "growth": {"images": 8}}

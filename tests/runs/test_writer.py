@@ -8,7 +8,7 @@ import pytest
 
 from codecl import api
 from codecl.errors import ConfigError
-from codecl.runs.build import environment
+from codecl.runs.machine import environment
 from codecl.runs.reader import read_events, read_metrics, read_run
 from codecl.runs.schema import Labels
 from codecl.runs.writer import RunWriter, labels_of

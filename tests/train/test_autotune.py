@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from codecl import api
-from codecl.runs import build as building
+from codecl.runs import machine
 from codecl.runs.reader import read_events
 from codecl.train import autotune
 from codecl.train.events import EpochEnded, of_type
@@ -206,13 +206,13 @@ def test_what_does_not_fit_into_memory_is_no_candidate(monkeypatch, own):
 
 
 def test_no_more_threads_than_the_process_may_use(monkeypatch):
-    monkeypatch.setattr(building.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for quota, threads in (("150000 100000\n", 2), ("max 100000\n", 8), ("50000 100000\n", 1)):
-        monkeypatch.setattr(building.Path, "read_text", lambda *_, quota=quota, **__: quota)
-        assert building._processors() == threads
+        monkeypatch.setattr(machine.Path, "read_text", lambda *_, quota=quota, **__: quota)
+        assert machine.processors() == threads
     torch.set_num_threads(3)
     try:
-        with building.compute_settings(torch.device("cpu")):
+        with machine.compute_settings(torch.device("cpu")):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 3
     finally:

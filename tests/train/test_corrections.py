@@ -5,7 +5,7 @@ import pytest
 from codecl import api
 from codecl.errors import ConfigError
 from codecl.plan import plan
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.train.corrections import CORRECTIONS
 from tests.problems import (
     build,

@@ -4,7 +4,7 @@ import pytest
 
 from codecl import api
 from codecl.plan import plan
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from tests.problems import (
     check_codec_is_codec_full,
     check_goes_on,

@@ -3,7 +3,7 @@
 import pytest
 
 from codecl import api
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.reader import read_events
 
 LIES = ["noise", "sign-flip", "huge", "constant", "echo", "nan"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codecl.errors import ConfigError
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.train import plateau
 from codecl.train.loop import train
 from codecl.train.plateau import PlateauConfig, Watched

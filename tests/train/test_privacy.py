@@ -12,7 +12,7 @@ from torch import nn
 from codecl import api
 from codecl.data.partition import Draw, subsets
 from codecl.errors import ConfigError
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.metrics import private_steps
 from codecl.train import accounting
 from codecl.train.accounting import Spending, epsilon

@@ -6,7 +6,7 @@ from torch import nn
 
 from codecl import api
 from codecl.plan import plan
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.space import norms
 from codecl.train import shared_norms
 from codecl.train.loop import train

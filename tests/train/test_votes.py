@@ -7,7 +7,7 @@ import torch
 from codecl import api
 from codecl.errors import ConfigError, RunFailed
 from codecl.report.progress import line
-from codecl.runs.config import preset, resolve
+from codecl.runs.grid import preset, resolve
 from codecl.runs.metrics import progress
 from codecl.runs.reader import read_events
 from codecl.seeding import succession

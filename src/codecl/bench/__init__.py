@@ -24,8 +24,10 @@ from codecl.errors import ConfigError, DataError
 from codecl.exchange import topology as topologies
 from codecl.exchange.cluster import Cluster
 from codecl.exchange.cluster.ranks import Ranks
-from codecl.runs.build import build_setup, compute_settings, environment, seeded, task_data
-from codecl.runs.config import RunConfig, number, validate
+from codecl.runs.build import build_setup, task_data
+from codecl.runs.config import RunConfig, validate
+from codecl.runs.grid import number
+from codecl.runs.machine import compute_settings, environment, seeded
 from codecl.space.kept import Kept
 from codecl.train import autotune
 from codecl.train.events import EpochEnded, Stepped

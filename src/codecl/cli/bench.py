@@ -43,13 +43,13 @@ def bench(
     from codecl import bench as benches
     from codecl.exchange.cluster.ranks import joined
     from codecl.report import formats
-    from codecl.runs import build as assemble
-    from codecl.runs.config import number, words
+    from codecl.runs.grid import number, words
+    from codecl.runs.machine import device_of
 
     before = benches.read(compare) if compare else None
     if save:
         benches.make_folder(save)
-    place = assemble.device_of(device)
+    place = device_of(device)
     usual_models, usual_agents = benches.DEFAULTS[place.type]
     counts = [number("--agents", word) for word in words(agents)] or usual_agents
     named = words(models) or usual_models

@@ -26,7 +26,7 @@ def extend(
     Old tasks are tested again where their data is still here; it is not needed for training."""
     from codecl.exchange.cluster.ranks import joined
     from codecl.runs import code
-    from codecl.runs.build import device_of
+    from codecl.runs.machine import device_of
     from codecl.runs.next_task import added_tasks, extended, old_tests
     from codecl.runs.reader import one_run, read_config, read_files, read_tasks
 

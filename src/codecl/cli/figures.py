@@ -34,8 +34,8 @@ def figures(
     Runs what is missing: codec, and for the consensus error (cosine schedule) and the loss also dpsgd and codec-full,
     on the first of the topologies and numbers of agents. Compression is shown for all of them."""
     from codecl.exchange.cluster.ranks import joined
-    from codecl.runs.build import device_of
-    from codecl.runs.config import grid, words
+    from codecl.runs.grid import grid, words
+    from codecl.runs.machine import device_of
 
     given = settings or []
     first = (",".join(words(agents)[:1]), ",".join(words(topology)[:1]))
@@ -59,7 +59,7 @@ def _draw(preset: str, wanted: list[list["RunConfig"]], runs: Path, out: Path) -
     from codecl.report.configurations import group
     from codecl.report.figures.paper import paper_figures
     from codecl.report.pictures import write
-    from codecl.runs.config import preset as known
+    from codecl.runs.grid import preset as known
     from codecl.runs.reader import read_run
     from codecl.runs.writer import folder_of
 

@@ -100,10 +100,11 @@ def _unsaid(job: Job) -> RunFailed:
 @contextmanager
 def _going(options: RunOptions) -> Iterator[list[Job]]:
     """The runs under way. None is left behind: what still runs in the end is interrupted, and can go on later."""
+    from codecl.runs.machine import processors
+
     jobs: list[Job] = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     chosen = "OMP_NUM_THREADS" in os.environ
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.jobs)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // options.jobs)))
     try:
         yield jobs
     except KeyboardInterrupt:
@@ -163,7 +164,8 @@ def _run(config: "RunConfig", given: dict[str, Any], reports: Connection) -> Non
     """In a process of its own, which ends as by Ctrl-C when the one that began it asks it to, or is gone."""
     from codecl.cli.terminal import PlainConsole
     from codecl.exchange.cluster.ranks import Ranks
-    from codecl.runs.build import device_of, load_tasks
+    from codecl.runs.build import load_tasks
+    from codecl.runs.machine import device_of
 
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
         reports.send(Report(str(message)))

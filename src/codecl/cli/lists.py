@@ -11,7 +11,7 @@ from codecl.cli.common import PresetName, Settings, app
 @app.command()
 def presets() -> None:
     """The presets and what they are."""
-    from codecl.runs.config import presets
+    from codecl.runs.grid import presets
 
     _print(presets())
 
@@ -23,7 +23,7 @@ def show(
     settings: Settings = None,
 ) -> None:
     """The resolved config of a preset, every field."""
-    from codecl.runs.config import grid
+    from codecl.runs.grid import grid
 
     (config, *_) = grid(preset, method, None, None, None, settings or [])
     typer.echo(config.dump(), nl=False)

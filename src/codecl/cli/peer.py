@@ -236,7 +236,7 @@ def _one_config(
     preset: str, method: str | None, agents: str | None, topology: str | None, seed: int | None, settings: list[str]
 ) -> "RunConfig":
     """A preset with several methods gives its first."""
-    from codecl.runs.config import grid
+    from codecl.runs.grid import grid
 
     configs = list(grid(preset, method, agents, topology, None if seed is None else str(seed), settings))
     if method is None:

@@ -42,7 +42,7 @@ def plan(
     import dataclasses
 
     from codecl.report.formats import show
-    from codecl.runs.config import grid
+    from codecl.runs.grid import grid
 
     bits = bits_a_second(bandwidth) if bandwidth else None
     configs = list(grid(preset, method, agents, topology, seeds, settings or []))
@@ -69,11 +69,12 @@ def _plans(configs: list["RunConfig"], like: Path | None, measured_on: str, bits
     from codecl import plan as planning
     from codecl.plan import forecast
     from codecl.runs import build
+    from codecl.runs.machine import device_of
 
     earlier = forecast.read(like) if like else None
     if earlier and all(config.method.name != earlier.config.method.name for config in configs):
         raise ConfigError(f"--like: {earlier.folder} is a run of {earlier.config.method.name}, which is not planned")
-    device = build.device_of(measured_on or "cpu")
+    device = device_of(measured_on or "cpu")
     read = functools.cache(build.read_stream)  # each stream once
     plans = []
     for config in configs:

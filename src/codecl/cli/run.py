@@ -50,8 +50,8 @@ def run(
 
     A run that was stopped goes on from its last checkpoint."""
     from codecl.exchange.cluster.ranks import joined
-    from codecl.runs.build import device_of
-    from codecl.runs.config import grid
+    from codecl.runs.grid import grid
+    from codecl.runs.machine import device_of
 
     boards = tensorboard or tensorboard_to is not None
     if boards:

@@ -60,7 +60,7 @@ def go_on(folder: Path) -> str:
     """What to type to go on with a run, where the folder tells and it gives this very run; otherwise words."""
     from codecl.report.commands import changed
     from codecl.runs.code import named
-    from codecl.runs.config import grid
+    from codecl.runs.grid import grid
     from codecl.runs.reader import read_config
     from codecl.runs.writer import folder_of
 

@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from codecl.data import store
 from codecl.data.catalogue import CATALOGUE
+from codecl.data.config import DataConfig
 from codecl.data.images import Images, check_range
-from codecl.data.task import DataConfig, Task
+from codecl.data.task import Task
 from codecl.errors import ConfigError, DataError
 from codecl.registry import lookup
 

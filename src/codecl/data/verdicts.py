@@ -9,7 +9,7 @@ from pathlib import Path
 from codecl import __version__
 from codecl.data import store, streams
 from codecl.data.catalogue import CATALOGUE, Verdict
-from codecl.data.task import DataConfig
+from codecl.data.config import DataConfig
 from codecl.data.verify import verify
 from codecl.files import write_text
 

@@ -19,8 +19,9 @@ from codecl.peers.links import Links
 from codecl.peers.next_task import COMMITS, Before
 from codecl.peers.node import Node
 from codecl.peers.receiving import OutOfSync, Receiving
-from codecl.runs.build import build_setup, compute_settings, device_of, seeded, task_data
+from codecl.runs.build import build_setup, task_data
 from codecl.runs.config import RunConfig
+from codecl.runs.machine import compute_settings, device_of, seeded
 from codecl.runs.reader import read_events, recorded
 from codecl.runs.schema import Metrics
 from codecl.runs.writer import RunWriter, labels_of

@@ -9,8 +9,8 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from codecl.errors import ConfigError
-from codecl.exchange.base import Tensors
-from codecl.peers import certificates, frames, limits, votes
+from codecl.peers import certificates, limits
 from codecl.peers.certificates import Certificate, Identity, agent_of, name_of
-from codecl.peers.frames import BadFrame, FrameKind, tensor_bytes
-from codecl.peers.history import Commit, History
+from codecl.peers.frames import BadFrame, tensor_bytes
 from codecl.peers.keys import Keys, Untrusted
+from codecl.peers.link import Link
 from codecl.peers.membership import log
 from codecl.train.events import LinkBytes
 
@@ -34,76 +33,9 @@ SERVICE, METHOD = "codecl.Peers", "Link"
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 LEAVE_S = 10.0  # for what is on its way out when an agent ends, at most: a commit may be large, a link slow
 JOIN_S = 2.0  # for threads to end: one that lives on when Python ends can abort the process
-MAX_WAITING = 1024  # frames that a neighbour does not take, before its link is closed
-STALL_S, SLOW_BYTES = 30.0, 100_000  # a frame may take so many seconds, and one more for so many bytes
 GRPC_SLACK = 8 << 20  # of a message, beside its tensors
 TOO_OFTEN = 20  # refusals of one member that are recorded, once
 NONCE, PROOF, CERTIFICATE = "codecl-nonce-bin", "codecl-proof-bin", "codecl-certificate-bin"  # metadata of a call
-
-
-class Link:
-    """One way out to a neighbour: frames wait here until gRPC takes them. Law: `max_rows` rows and `max_bytes` of other
-    frames wait at most, and no frame is on its way for longer than its size allows; else the link is closed."""
-
-    def __init__(self, peer: int, max_rows: int, counts: Counter[str], max_bytes: int = 1 << 40) -> None:
-        self.peer, self.max_rows, self.counts, self.max_bytes = peer, max_rows, counts, max_bytes
-        self.open, self.why = True, ""
-        self.certificate: Certificate | None = None  # by which the neighbour proved who it is
-        self._out: deque[tuple[bytes, bool]] = deque()
-        self._bytes = 0  # that wait and may not be dropped
-        self._until = float("inf")  # the frame that is on its way should be out
-        self._changed = threading.Condition()
-        self.cancel: Callable[[], Any] = lambda: None  # ends what waits for a neighbour that takes nothing
-
-    def put(self, data: bytes, may_drop: bool = False) -> None:
-        """Where the neighbour does not take them, the oldest rows make room: past steps are of no use to it."""
-        with self._changed:
-            size = tensor_bytes(data)
-            self.counts.update(sent=size, headers_sent=len(data) - size)
-            self._out.append((data, may_drop))
-            self._bytes += 0 if may_drop else len(data)
-            waiting = [number for number, (_, drop) in enumerate(self._out) if drop]
-            if len(waiting) > self.max_rows:
-                del self._out[waiting[0]]
-            full = len(self._out) > MAX_WAITING or self._bytes > self.max_bytes
-            stalled = time.monotonic() > self._until
-            self._changed.notify()
-        if full or stalled:
-            self.close("it takes nothing")
-
-    @property
-    def waiting(self) -> int:
-        """Frames that may not be dropped and are not taken yet."""
-        with self._changed:
-            return sum(not drop for _, drop in self._out)
-
-    def has_room(self) -> bool:
-        """For another large frame."""
-        with self._changed:
-            return self._bytes < self.max_bytes / 2
-
-    def frames(self) -> Iterator[bytes]:
-        while True:
-            with self._changed:
-                self._until = float("inf")
-                while not self._out and self.open:
-                    self._changed.wait()
-                if not self._out:  # closed, and all is out
-                    return
-                data, may_drop = self._out.popleft()
-                self._bytes -= 0 if may_drop else len(data)
-                self._until = time.monotonic() + STALL_S + len(data) / SLOW_BYTES
-            yield data
-
-    def close(self, why: str = "", at_once: bool = True) -> None:
-        with self._changed:
-            self.open, self.why = False, self.why or why
-            if at_once:
-                self._out.clear()
-                self._bytes = 0
-            self._changed.notify_all()
-        if at_once:
-            self.cancel()
 
 
 class Links:
@@ -369,55 +301,6 @@ class Links:
 def _claim(fleet: str, dials: int, dialled: int, nonce: bytes) -> bytes:
     """What proves a certificate to who dials: of use to nobody else, and once."""
     return b"codecl link\0" + f"{fleet} {dials} {dialled} ".encode() + nonce
-
-
-class Outbox:
-    """What a node sends. Law: every frame says who sends it, where it is, and what it knows of the others."""
-
-    def __init__(self, links: Links, header: Callable[[], dict[str, Any]]) -> None:
-        self.links, self.header = links, header
-        self._sent_at: dict[tuple[int, FrameKind], float] = {}
-
-    def send(self, peer: int, kind: FrameKind, tensors: Tensors | None = None, **fields: Any) -> bool:
-        """Whether there is a link to take it."""
-        link = self.links.link_to(peer)
-        if link is None:
-            return False
-        link.put(frames.encode(kind, tensors, **self.header(), **fields))
-        return True
-
-    def send_at_most_every(self, seconds: float, peer: int, kind: FrameKind, **fields: Any) -> bool:
-        """Send it, unless this neighbour got one of this kind just now."""
-        now = time.monotonic()
-        if now - self._sent_at.get((peer, kind), -seconds) < seconds:
-            return False
-        self._sent_at[peer, kind] = now
-        return self.send(peer, kind, **fields)
-
-    def send_commit(self, peer: int, commit: Commit) -> bool:
-        signed = {"manifest": commit.manifest, "signature": commit.signature, "history": votes.raw(commit.approvals)}
-        return self.send(peer, FrameKind.COMMIT, commit.tensors, **signed)
-
-    def send_lacking(self, peer: int, ids: list[bytes], history: History) -> Link | None:
-        """The commits that a neighbour with these ids lacks; its link, where it lacks none."""
-        link = self.links.link_to(peer)
-        if link is None or link.waiting > 1:
-            return None  # it has not taken what it asked for before; it will ask again
-        for commit in history.lacking(ids):
-            if not link.has_room():
-                return None
-            self.send_commit(peer, commit)
-        return link if history.ids == ids else None
-
-    def request_commits(self, held: list[bytes], rows: bool = False) -> None:
-        """Ask all neighbours for commits that are not among these, and for their rows."""
-        for peer in self.links.up:
-            self.send(peer, FrameKind.REQUEST, history=held, number=int(rows))
-
-    def beat(self) -> None:
-        """A sign of life to all neighbours."""
-        for peer in self.links.up:
-            self.send(peer, FrameKind.BEAT)
 
 
 def _served(identity: Identity) -> grpc.ServerCertificateConfiguration:

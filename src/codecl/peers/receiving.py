@@ -22,8 +22,9 @@ from codecl.peers.decisions import PeersConfig, PeerStatus, RowFate
 from codecl.peers.frames import BadFrame, Frame, FrameKind, Position
 from codecl.peers.history import Commit, History, NodeIdentity
 from codecl.peers.keys import Untrusted
-from codecl.peers.links import JOIN_S, Links, Outbox
+from codecl.peers.links import JOIN_S, Links
 from codecl.peers.membership import Journal, Membership, Neighbours
+from codecl.peers.outbox import Outbox
 from codecl.peers.patience import Patience
 from codecl.peers.rows import ReceivedRows
 from codecl.peers.statements import Board, Signed, in_pairs

@@ -15,8 +15,9 @@ from codecl.exchange.messages import message_bytes
 from codecl.plan.forecast import SURE, Forecast, Known, Like
 from codecl.plan.graph import GraphPlan, graph_of
 from codecl.plan.hazards import hazards
-from codecl.runs.build import build_setup, compute_settings, seeded, task_data
+from codecl.runs.build import build_setup, task_data
 from codecl.runs.config import RunConfig
+from codecl.runs.machine import compute_settings, seeded
 from codecl.seeding import choose
 from codecl.space.tracing import logits
 from codecl.train import autotune

@@ -11,7 +11,8 @@ from codecl.exchange.topology import TOPOLOGIES
 from codecl.methods import METHODS
 from codecl.models import MODELS
 from codecl.runs.code import named
-from codecl.runs.config import RunConfig, flat, grid, preset, resolve, setting
+from codecl.runs.config import RunConfig, flat
+from codecl.runs.grid import grid, preset, resolve, setting
 from codecl.runs.reader import Run
 
 # fields that have columns of their own, are longer than words can be, or are an agent's own

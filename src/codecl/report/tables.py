@@ -26,7 +26,7 @@ from codecl.report.configurations import (
 )
 from codecl.report.formats import UNKNOWN, Column, Sheet, number, size
 from codecl.report.score_words import ScoreWords
-from codecl.runs.config import preset
+from codecl.runs.grid import preset
 from codecl.runs.reader import Run
 from codecl.runs.schema import Metrics
 

@@ -1,12 +1,8 @@
-"""From a config to everything that the loop needs, built and checked before anything trains; and what it runs on."""
+"""From a config to everything that the loop needs, built and checked before anything trains."""
 
 import copy
 import math
-import os
-import platform
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-import codecl
 from codecl.data import store, streams
+from codecl.data.config import DataConfig
 from codecl.data.past import PastTask
-from codecl.data.task import DataConfig, Task, TaskData, TaskOptions
-from codecl.errors import CodeclError, ConfigError, DataError, RunFailed
+from codecl.data.task import Task, TaskData, TaskOptions
+from codecl.errors import CodeclError, ConfigError, DataError
 from codecl.exchange import Exchange, Simulated, digest
 from codecl.exchange import topology as topologies
 from codecl.exchange.messages import gossip
@@ -26,8 +22,9 @@ from codecl.exchange.topology import Topology
 from codecl.models import MODELS
 from codecl.registry import lookup, reason
 from codecl.runs.config import RunConfig
+from codecl.runs.machine import seeded
 from codecl.runs.pretrained import put_weights
-from codecl.seeding import derive, spawn
+from codecl.seeding import spawn
 from codecl.space import norms
 from codecl.space.layout import Parameters
 from codecl.space.plain import in_plain_operations
@@ -36,7 +33,6 @@ from codecl.space.tracing import logits, without_running_statistics
 from codecl.space.wrapped import copied, unwrapped, without_weight_norms
 from codecl.train import privacy
 from codecl.train.corrections import largest_modulus
-from codecl.train.execution import multiplying
 from codecl.train.objective_check import check_objective
 from codecl.train.privacy import SeededNoise
 from codecl.train.state import Setup, State
@@ -44,42 +40,6 @@ from codecl.train.task_start import body_size, kept_size, own_room
 
 ReadStream = Callable[[str, str | None], list[Task]]  # of a stream and data.local_path
 BuildExchange = Callable[[Topology, torch.dtype, torch.device], Exchange]
-
-
-@contextmanager
-def seeded(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
-    """PyTorch's own generators set for this purpose, and put back as the caller had them."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derive(seed, purpose))
-        yield
-
-
-@contextmanager
-def compute_settings(device: torch.device) -> Iterator[None]:
-    """No more threads than this process may use, and exact products; both put back as the caller had them. A device
-    that has too little memory is an error in one line."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, _processors()))
-    try:
-        with multiplying("highest", device):
-            yield
-    except torch.OutOfMemoryError as error:
-        what = ". ".join(str(error).split(". ")[:2])
-        raise RunFailed(
-            f"{device}: out of memory ({what}); use fewer agents there, a smaller train.batch_size or"
-            " train.execution=loop, and see what else runs on it"
-        ) from error
-    finally:
-        torch.set_num_threads(before)
-
-
-def _processors() -> int:
-    """What the scheduler and the container's quota allow: PyTorch counts the cores of the machine."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # no quota
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
-    return allowed
 
 
 def read_stream(stream: str, local_path: str | None = None) -> list[Task]:
@@ -339,42 +299,3 @@ def stateless_copy(module: nn.Module, config: RunConfig) -> nn.Module:
     except RuntimeError as error:
         raise ConfigError(f"model: it cannot be copied: {reason(error)}") from error
     return norms.with_group_norms(ours) if config.train.norm_statistics == "group" else ours
-
-
-def device_of(name: str) -> torch.device:
-    """auto: a GPU where there is one."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device: {name!r} is not one of auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for but PyTorch sees no GPU; use --device auto or cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Of this process, at work on this device."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "codecl": codecl.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": device.type,
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _commit() -> str | None:
-    """Of the checkout that the package runs from, if it does; `+changes` where files differ from it."""
-    folder = Path(__file__).resolve().parent
-    if not (folder.parents[2] / ".git").exists():
-        return None
-    try:
-        head, changes = (
-            subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

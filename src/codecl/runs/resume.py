@@ -11,7 +11,7 @@ from codecl.exchange import Exchange
 from codecl.exchange.cluster.ranks import Ranks
 from codecl.exchange.cluster.wire import packed, unpacked
 from codecl.runs import checkpoint
-from codecl.runs.build import seeded
+from codecl.runs.machine import seeded
 from codecl.runs.writer import Writer
 from codecl.train.constraint import with_mu
 from codecl.train.events import EpochEnded, Evaluated, Event

@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from codecl.errors import ConfigError, RunFailed
 from codecl.files import RecordFile, lock, why_not, write_text
 from codecl.runs import checkpoint
-from codecl.runs.build import environment
 from codecl.runs.checkpoint import Checkpoint
-from codecl.runs.config import RunConfig, data_files, preset, resolve
+from codecl.runs.config import RunConfig, data_files
+from codecl.runs.grid import preset, resolve
+from codecl.runs.machine import environment
 from codecl.runs.metrics import last_of_task, metrics
 from codecl.runs.model import save_model
 from codecl.runs.own import structure
