@@ -28,6 +28,18 @@ class Broken(Dpsgd):
         return base_AD * float("nan")
 """
 
+STREAM = """
+import torch
+from torch.utils.data import TensorDataset
+
+import codecl
+
+
+def stream():
+    items = TensorDataset(torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 4)
+    return [codecl.Task(items, items, 4)]
+"""
+
 
 def scores(folder: Path) -> dict[str, list[list[float]]]:
     files = folder.glob("**/seed-*/metrics.json")
@@ -120,6 +132,22 @@ def test_no_run_is_left_behind(way, tmp_path):
     statuses = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("metrics.json")]
     assert statuses in ([], ["partial"], ["partial", "partial"])  # none before a task ended
     assert not locked(tmp_path)
+
+
+def test_their_data_may_be_read_by_processes_of_their_own(tmp_path):
+    (tmp_path / "mine.py").write_text(STREAM)
+    settings = (
+        "data.stream=mine.py:stream",
+        "data.loading=stream",
+        "data.workers=1",
+        "model=mlp",
+        "train.batch_size=5",
+    )
+    words = [word for setting in settings for word in ("--set", setting)]
+    words += ["--agents", "2", "--set", "train.epochs=1"]
+    done = codecl("run", "--method", "stl", "--seeds", "1,2", "--jobs", 2, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(scores(tmp_path)) == 2
 
 
 def test_a_warning_is_shown_once(tmp_path):

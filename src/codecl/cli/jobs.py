@@ -150,7 +150,7 @@ def _begin(config: "RunConfig", options: RunOptions) -> Job:
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe(duplex=False)
     given = {name: getattr(options, name) for name in ("out", "device", "again", "mu", "boards", "boards_to")}
-    process = spawn.Process(target=_run, args=(config, given, there), daemon=True)
+    process = spawn.Process(target=_run, args=(config, given, there))  # no daemon: data.workers are its own processes
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
     try:
         process.start()
