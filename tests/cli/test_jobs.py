@@ -30,14 +30,21 @@ class Broken(Dpsgd):
 
 STREAM = """
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 
 import codecl
 
 
+class Items(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number):
+        return torch.full((1, 8, 8), number / 40), number % 4
+
+
 def stream():
-    items = TensorDataset(torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 4)
-    return [codecl.Task(items, items, 4)]
+    return [codecl.Task(Items(), Items(), 4)]
 """
 
 

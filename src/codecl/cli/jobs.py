@@ -150,7 +150,7 @@ def _begin(config: "RunConfig", options: RunOptions) -> Job:
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe(duplex=False)
     given = {name: getattr(options, name) for name in ("out", "device", "again", "mu", "boards", "boards_to")}
-    process = spawn.Process(target=_run, args=(config, given, there))  # no daemon: data.workers are its own processes
+    process = spawn.Process(target=_run, args=(config, given, there, multiprocessing.get_start_method()))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
     try:
         process.start()
@@ -160,7 +160,7 @@ def _begin(config: "RunConfig", options: RunOptions) -> Job:
     return Job(config, folder_of(config, options.out), process, here)
 
 
-def _run(config: "RunConfig", given: dict[str, Any], reports: Connection) -> None:
+def _run(config: "RunConfig", given: dict[str, Any], reports: Connection, start_method: str) -> None:
     """In a process of its own, which ends as by Ctrl-C when the one that began it asks it to, or is gone."""
     from codecl.cli.terminal import PlainConsole
     from codecl.exchange.cluster.ranks import Ranks
@@ -170,6 +170,7 @@ def _run(config: "RunConfig", given: dict[str, Any], reports: Connection) -> Non
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
         reports.send(Report(str(message)))
 
+    multiprocessing.set_start_method(start_method, force=True)  # of processes that read its data
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = warn
