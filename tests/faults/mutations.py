@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 from scipy.io import savemat
 
-from tests.laws.test_peers import mutated
+from tests.laws.test_frames import mutated
 
 BAD = "\x1b[2J\u202e</script><b>[/red]\ud800\n"
 ODD = (

@@ -38,7 +38,7 @@ from codecl.peers.sums import MAX_SUMS
 from codecl.runs.config import validate
 from tests.faults.hostile import calling
 from tests.launching import PYTHON, variables
-from tests.laws.test_peers import mutated
+from tests.laws.test_frames import mutated
 
 AGENTS, ME, HOSTILE, GOOD = 5, 3, 1, (2, 4)
 LINKS = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 0)]

@@ -208,7 +208,7 @@ def _tasks(own, folder):
 def mutated_frames(rng, count):
     """Outcomes of mutated frames of peers."""
     pytest.importorskip("grpc")
-    from tests.laws.test_peers import frame_or_refused, valid_frames
+    from tests.laws.test_frames import frame_or_refused, valid_frames
 
     valid, counts = list(valid_frames()), Counter()
     for number in range(count):

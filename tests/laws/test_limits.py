@@ -14,7 +14,7 @@ pytest.importorskip("grpc")
 from codecl.peers import frames, history, limits
 from codecl.peers.frames import BadFrame, FrameKind
 from codecl.peers.history import Commit, History
-from codecl.peers.link import Link
+from codecl.peers.link import MAX_WAITING, Link
 from codecl.peers.membership import Membership
 from codecl.peers.patience import MAX_LATES, Patience
 from codecl.peers.rows import ReceivedRows
@@ -90,6 +90,20 @@ def test_one_who_always_says_that_we_are_late_is_not_always_heeded():
 
 
 # what waits
+
+
+def test_what_a_neighbour_does_not_take_is_bounded():
+    """The oldest rows make room; a neighbour that takes nothing else either loses its link."""
+    link = Link(1, 4, Counter())
+    for number in range(10):
+        link.put(b"%d" % number, may_drop=True)
+    assert [data for data, _ in link._out] == [b"6", b"7", b"8", b"9"]
+    for _ in range(MAX_WAITING - 4):
+        link.put(b"", may_drop=False)
+    assert (link.open, link.waiting) == (True, MAX_WAITING - 4)
+    link.put(b"", may_drop=False)
+    assert (link.open, link.waiting, link.why) == (False, 0, "it takes nothing")
+    assert list(link.frames()) == []
 
 
 def test_a_link_is_closed_when_too_many_bytes_wait():

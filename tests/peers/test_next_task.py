@@ -25,7 +25,7 @@ from codecl.runs.grid import preset, resolve
 from codecl.train.events import LinkBytes
 from tests.data.canonical import arrays
 from tests.fleets import LocalFleet
-from tests.laws.test_peers import START, commit
+from tests.laws.test_history import START, commit
 from tests.problems import write_metrics
 
 RULES = PeersConfig(deadline=None, silence=60, meet=60)

@@ -32,7 +32,7 @@ from codecl.seeding import succession
 from tests.faults.test_member_fleets import models
 from tests.faults.test_rounds import CPU, Air
 from tests.fleets import CODECL, LocalFleet
-from tests.laws.test_peers import mutated
+from tests.laws.test_frames import mutated
 
 GOOD, BAD = {"w": torch.ones(3)}, {"w": torch.zeros(3)}
 OUT_OF_TURN = (sys.executable, "-W", "error", "-m", "tests.peers.test_votes")
