@@ -57,6 +57,7 @@ def test_bytes_by_hand(graph, agents, edges, dtype):
     heads = 3 * 27  # the authors count every head in every message
     body = [10 * free["1"] + 8 * free["3"] for free in frees[:3]]
     assert traffic.cc_reference == pytest.approx(3 * (whole - 27 + heads) / sum(b + heads for b in body))
+    assert traffic.cc_reference_by_task == pytest.approx([(whole - 27 + heads) / (b + heads) for b in body])
     assert traffic.cc_by_task == pytest.approx([whole / (b + 27) for b in body])
     assert frees[2]["1"] < frees[1]["1"] < 73
 

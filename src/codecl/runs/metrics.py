@@ -180,8 +180,9 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
     closed = of_type(events, LinksClosed)[-1:]
     train_bytes = sum(epoch.bytes for epoch in epochs)
     boundary_bytes = sum(message.bytes for message in of_type(events, Sent)) - train_bytes
-    full_bytes = reference_full = reference_sent = 0
+    full_bytes = 0
     by_task: list[float | None] = []
+    reference: list[tuple[int, int]] = []  # (full, sent) of each task
     for task in last_of_task(of_type(events, TaskOpened)):
         size = task.full * task.itemsize
         training = [epoch for epoch in epochs if epoch.task == task.task]
@@ -191,12 +192,13 @@ def traffic(events: Sequence[Recorded]) -> Traffic:
         agreed = sum(event.messages // event.parts for event in agreements if event.task == task.task)  # whole rows
         full_bytes += size * (messages + agreed)
         by_task.append(_ratio(size * messages, sum(epoch.bytes for epoch in training)))
-        reference_full += messages * (task.full + task.reference_extra)
-        reference_sent += messages * (task.coordinates + task.reference_extra)
+        both = task.full + task.reference_extra, task.coordinates + task.reference_extra
+        reference.append((messages * both[0], messages * both[1]))
     return Traffic(
         cc=_ratio(full_bytes, train_bytes + boundary_bytes),
         cc_by_task=by_task,
-        cc_reference=_ratio(reference_full, reference_sent),
+        cc_reference=_ratio(sum(full for full, _ in reference), sum(sent for _, sent in reference)),
+        cc_reference_by_task=[_ratio(*of_task) for of_task in reference],
         train_bytes=train_bytes,
         boundary_bytes=boundary_bytes,
         full_bytes=full_bytes,

@@ -22,6 +22,7 @@ class Traffic(_Part):
     cc: float | None  # None: nothing was sent
     cc_by_task: Sequence[float | None]
     cc_reference: float | None
+    cc_reference_by_task: Sequence[float | None] | None = None  # None: recorded before it was
     train_bytes: int
     boundary_bytes: int
     full_bytes: int

@@ -6,8 +6,9 @@ from codecl.report.configurations import Configuration, common_tasks
 from codecl.report.figures import Bars, Curve, Lines, Series, finite
 from codecl.report.figures.epochs import Value, consensus_error
 from codecl.report.figures.sending import in_categories
+from codecl.runs.metrics import traffic
 from codecl.runs.reader import Run
-from codecl.train.events import EpochEnded, TaskOpened
+from codecl.train.events import EpochEnded
 
 TASKS = (2, 9)  # of which the paper shows epochs
 COMPRESSION: Mapping[str, int] = {"five-datasets": 3, "split-cifar100": 5, "split-miniimagenet": 6}  # its figures
@@ -70,12 +71,10 @@ def _by_task(configurations: Configurations, value: Value) -> list[Series]:
 
 
 def _reference(run: Run) -> Curve:
-    if run.metrics.agents == 1:
-        return {}
-    return {
-        opened.task: (opened.full + opened.reference_extra) / (opened.coordinates + opened.reference_extra)
-        for opened in run.of(TaskOpened)
-    }
+    by_task = run.metrics.traffic.cc_reference_by_task
+    if by_task is None:  # recorded before it was
+        by_task = traffic(run.events).cc_reference_by_task or ()
+    return {task: ratio for task, ratio in zip(run.opened, by_task, strict=False) if ratio is not None}
 
 
 def paper_figures(benchmark: str) -> Mapping[str, Callable[[Configurations], Lines | Bars]]:
