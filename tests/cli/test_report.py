@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import time
 
 import pytest
@@ -236,3 +237,29 @@ def test_a_place_where_figures_cannot_be_written(cli, first, tmp_path):
     (tmp_path / "file").write_text("")
     where = ("--runs", str(folder / "runs"), "--out", str(tmp_path / "file"), "--quiet")
     assert "cannot be written" in failed(cli("figures", *SMALL, "--agents", "4,3", *where, cwd=tmp_path), 2)
+
+
+def test_one_of_them_runs_what_it_needs(cli, tmp_path):
+    done = cli("figures", *SMALL, "--agents", "3", "--only", "compression", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [f"figures/figure-3-compression.{kind}" for kind in KINDS]
+    (folder,) = tmp_path.glob("runs/*")
+    assert folder.name.startswith("quickstart-codec-ring3")
+    assert "--only: 'figure-3' is not one of consensus" in failed(cli("figures", "--only", "figure-3", cwd=tmp_path), 2)
+
+
+@pytest.mark.parametrize("kept", ["metrics.json", "events.jsonl"])
+def test_compression_is_drawn_from_metrics_or_from_events_alone(cli, first, tmp_path, kept):
+    """Raw results keep no events, and metrics of older versions have no compression by task."""
+    shutil.copytree(first[0] / "runs", tmp_path / "runs")
+    for folder in tmp_path.glob("runs/*/*"):
+        if kept == "metrics.json":
+            (folder / "events.jsonl").unlink()
+        else:
+            metrics = json.loads((folder / "metrics.json").read_text())
+            del metrics["traffic"]["cc_reference_by_task"]
+            (folder / "metrics.json").write_text(json.dumps(metrics))
+    done = cli("figures", *SMALL, "--agents", "4,3", "--only", "compression", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn, before = (rows(path / "figure-3-compression.csv") for path in (tmp_path / "figures", first[0] / "drawn"))
+    assert [row[2] for row in drawn] == [row[2] for row in before]

@@ -77,11 +77,12 @@ def _reference(run: Run) -> Curve:
     return {task: ratio for task, ratio in zip(run.opened, by_task, strict=False) if ratio is not None}
 
 
-def paper_figures(benchmark: str) -> Mapping[str, Callable[[Configurations], Lines | Bars]]:
-    """File name -> what draws it. A benchmark that is not in the paper has its compression as the main text does."""
+def paper_figures(benchmark: str) -> Mapping[str, tuple[str, Callable[[Configurations], Lines | Bars]]]:
+    """What it shows -> (file name, what draws it). A benchmark that is not in the paper has its compression as the main
+    text does."""
     number = COMPRESSION.get(benchmark, 3)
     return {
-        "figure-2-consensus": consensus,
-        f"figure-{number}-compression": compression,
-        "figure-7-loss": loss,
+        "consensus": ("figure-2-consensus", consensus),
+        "compression": (f"figure-{number}-compression", compression),
+        "loss": ("figure-7-loss", loss),
     }
