@@ -37,7 +37,6 @@ class Report(NamedTuple):
 class Job(NamedTuple):
     """A run under way, or one that has just ended."""
 
-    config: "RunConfig"
     folder: Path
     process: BaseProcess
     reports: Connection
@@ -75,7 +74,7 @@ def side_by_side(configs: Sequence["RunConfig"], options: RunOptions) -> Outcome
 
 
 def _heard(job: Job) -> RunFailed | None:
-    """Takes what a process has said so far, shows its warnings; why its run failed, if it did."""
+    """Take what a process has said so far and show its warnings; why its run failed, if it did."""
     with suppress(EOFError):
         while job.reports.poll():
             report: Report = job.reports.recv()
@@ -157,7 +156,7 @@ def _begin(config: "RunConfig", options: RunOptions) -> Job:
     finally:
         signal.signal(signal.SIGINT, before)
     there.close()
-    return Job(config, folder_of(config, options.out), process, here)
+    return Job(folder_of(config, options.out), process, here)
 
 
 def _run(config: "RunConfig", given: dict[str, Any], reports: Connection, start_method: str) -> None:
