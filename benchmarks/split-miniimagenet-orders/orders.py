@@ -47,15 +47,8 @@ def shuffled() -> list[Task]:
 
 
 def shuffled_2() -> list[Task]:
+    """Another."""
     return random_order(2)
-
-
-def shuffled_3() -> list[Task]:
-    return random_order(3)
-
-
-def shuffled_4() -> list[Task]:
-    return random_order(4)
 
 
 def random_order(seed: int) -> list[Task]:
