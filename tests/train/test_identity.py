@@ -24,6 +24,14 @@ class Counting(Probabilities):
         return self.net(images).view(len(images), 3)
 
 
+class Insisting(Probabilities):
+    def forward(self, images):
+        outputs = self.net(images)
+        if outputs.shape[-1] != 3:
+            raise ValueError("three classes")
+        return outputs
+
+
 CASES = {  # module, settings, the tasks that one look serves
     "heads": (convolutional, {}, [[0, 1, 2]]),
     "norms of the first task": (normed, {}, [[0, 1, 2]]),
@@ -32,6 +40,7 @@ CASES = {  # module, settings, the tasks that one look serves
     "own directions": (convolutional, {"own": {"directions": 1}}, [[0], [1], [2]]),
     "probabilities": (Probabilities, {}, [[0], [1], [2]]),
     "a number of classes": (Counting, {}, [[0], [1], [2]]),
+    "a number that is insisted on": (Insisting, {}, [[0], [1], [2]]),
 }
 
 

@@ -44,7 +44,7 @@ def _alike(setup: Setup, state: State, tasks: Sequence[TaskData]) -> list[list[i
         groups.setdefault(seen_as if head_alone else number, []).append(number)
     together = max(groups.values(), key=len)
     some = tasks[together[0]].first(min(2, tasks[together[0]].train.size))
-    with suppress(RuntimeError):  # the module counts on the number of its head's outputs
+    with suppress(Exception):  # a user's module may count on the number of its head's outputs, and raise anything
         one, side_by_side = (
             outputs(setup.module, _parameters(setup, state, group), some, 2) for group in (together[:1], together)
         )
