@@ -1,10 +1,13 @@
 """Split miniImageNet with its classes in other orders, to see what the order changes:
-`codecl run split-miniimagenet-authors --set data.stream=benchmarks/split-miniimagenet-orders/orders.py:shuffled`."""
+`codecl run split-miniimagenet-authors --set data.stream=benchmarks/split-miniimagenet-orders/orders.py:lists`.
 
-import torch
+`shuffled` and `shuffled_2` are how recorded runs call the streams `shuffled(split-miniimagenet, 1)` and
+`shuffled(split-miniimagenet, 2)`.
+"""
 
 from codecl import Task
-from codecl.data import streams
+from codecl.data.split import SPLITS, from_file, in_order
+from codecl.data.streams import load
 
 
 def _names(text: str) -> list[str]:
@@ -38,35 +41,14 @@ n04604644 n04612504 n06794110 n07584110 n07697537 n07747607 n09246464 n13054560 
 def lists() -> list[Task]:
     """Training, validation and test classes of Ravi and Larochelle's lists, one after another."""
     in_wordnet_order = sorted(TRAIN + VALIDATION + TEST)
-    return cut([in_wordnet_order.index(name) for name in TRAIN + VALIDATION + TEST])
+    order = [in_wordnet_order.index(name) for name in TRAIN + VALIDATION + TEST]
+    data = from_file("miniimagenet")._replace(class_names=tuple(in_wordnet_order))
+    return SPLITS["split-miniimagenet"].cut(in_order(data, order), order)
 
 
 def shuffled() -> list[Task]:
-    """A random order."""
-    return random_order(1)
+    return load("shuffled(split-miniimagenet, 1)")
 
 
 def shuffled_2() -> list[Task]:
-    """Another."""
-    return random_order(2)
-
-
-def random_order(seed: int) -> list[Task]:
-    return cut(torch.randperm(100, generator=torch.Generator().manual_seed(seed)).tolist())
-
-
-def cut(order: list[int]) -> list[Task]:
-    """Twenty tasks of five classes, in this order."""
-    data = streams.from_file("miniimagenet")
-    place = torch.empty(100, dtype=torch.long)
-    place[torch.tensor(order)] = torch.arange(100)
-    tasks = []
-    for first in range(0, 100, 5):
-        parts = []
-        for images, labels in (data.train, data.test):
-            new = place[labels]
-            inside = (new >= first) & (new < first + 5)
-            parts.append((images[inside], new[inside] - first))
-        scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        tasks.append(Task(*parts, 5, f"classes {first}-{first + 4}", *scale))
-    return tasks
+    return load("shuffled(split-miniimagenet, 2)")

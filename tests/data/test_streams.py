@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from codecl.data import store
 from codecl.data.config import DataConfig
+from codecl.data.split import measured
 from codecl.data.store import ImageSet
-from codecl.data.streams import FIVE, STREAMS, digest, load, measured, shaped
+from codecl.data.streams import FIVE, STREAMS, data_sets, digest, load, shaped
 from codecl.data.task import Task, TaskData, TaskOptions
 from codecl.errors import ConfigError, DataError
 from codecl.runs.build import load_tasks
@@ -123,6 +124,64 @@ def test_any_data_set_can_be_split():
         load("split(birds, 4)")
     with pytest.raises(DataError, match="data set 'fish': there is no"):
         load("split(fish, 4)")
+
+
+@given(st.integers(1, 4), st.integers(2, 5), st.integers(0, 2**40))
+def test_a_random_order_has_every_class_once_and_its_own_images(each, count, seed):
+    total = each * count
+    labels = torch.arange(3 * total) % total
+    pixels = labels.to(torch.uint8).view(-1, 1, 1, 1).numpy()  # an image shows its class
+    names = tuple(f"bird {label}" for label in range(total))
+    store.write("birds", ImageSet(pixels, labels.numpy(), pixels, labels.numpy(), names=names))
+    plain, tasks, again = (
+        load(f"{form}") for form in (f"split(birds, {each})", *2 * [f"shuffled(split(birds, {each}), {seed})"])
+    )
+    seen = []
+    for task, same in zip(tasks, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip((*task.train, *task.test), (*same.train, *same.test), strict=True))
+        assert (task.classes, task.mean, task.std) == (each, plain[0].mean, plain[0].std)
+        for images, numbers in (task.train, task.test):
+            for label in range(each):
+                (shown,) = set(images[numbers == label].flatten().tolist())
+                assert task.labels[label] == f"bird {shown}"
+            assert len(numbers) == 3 * each
+        seen += task.labels
+    assert sorted(seen) == sorted(names)
+
+
+def test_a_random_order_of_a_published_stream_keeps_its_scale_and_is_known_by_its_data_set():
+    keep("miniimagenet", 200, 100)
+    tasks = load("shuffled(split-miniimagenet, 1)")
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(1)).tolist()
+    assert [task.name for task in tasks] == [
+        f"classes {' '.join(map(str, order[k : k + 5]))}" for k in range(0, 100, 5)
+    ]
+    assert {task.mean for task in tasks} == {(0.485, 0.456, 0.406)}
+    assert data_sets("shuffled(split-miniimagenet, 1) + quickstart") == ["miniimagenet"]
+    plain, mixed = (
+        resolve(preset("split-miniimagenet"), {"data": {"stream": stream}})
+        for stream in ("split-miniimagenet", "shuffled(split-miniimagenet, 1)")
+    )
+    assert plain.sources == mixed.sources
+    assert plain.digest() != mixed.digest()
+
+
+@pytest.mark.parametrize(
+    ("stream", "inner"),
+    [
+        ("five-datasets", "five-datasets"),
+        ("whole(mnist)", "whole"),
+        ("shuffled(split(mnist, 2), 1)", "shuffled"),
+        ("birds", "birds"),
+    ],
+)
+def test_only_classes_that_are_cut_into_tasks_have_an_order(stream, inner):
+    with pytest.raises(
+        ConfigError, match=rf"data.stream: shuffled\(.*, 3\): '{inner}.*' is not a data set cut into tasks"
+    ):
+        resolve(preset("quickstart"), {"data": {"stream": f"shuffled({stream}, 3)"}})
+    with pytest.raises(ConfigError, match=r"a seed is less than 2\^63"):
+        load(f"shuffled(split(mnist, 2), {2**63})")
 
 
 def test_the_scale_of_many_images_is_that_of_all_of_them():

@@ -22,7 +22,7 @@ from rich.console import Console
 import codecl
 from codecl.data import readers
 from codecl.data.readers import ImportOptions
-from codecl.data.streams import SplitOf
+from codecl.data.split import SplitOf
 from codecl.data.verify import judge
 from codecl.errors import CONTROL, CodeclError
 from codecl.report import compare, formats
