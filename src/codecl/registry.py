@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 from codecl.errors import ConfigError
 
 
-def lookup(what: str, table: Mapping[str, Any], name: str) -> Any:
-    """The entry of `table` with this name, or the user's own object that the name points at."""
+def lookup(what: str, table: Mapping[str, Any], name: str, forms: Sequence[str] = ()) -> Any:
+    """The entry of `table` with this name, or the user's own object that the name points at. `forms`: what else it may
+    be, for who mistyped it."""
     if name in table:
         return table[name]
     if is_code(table, name):
         return _own(what, name)
-    raise ConfigError(f"{what}: {name!r} is unknown{near(name, table)}; there are {', '.join(table)}")
+    raise ConfigError(f"{what}: {name!r} is unknown{near(name, table)}; there are {', '.join([*table, *forms])}")
 
 
 def is_code(table: Mapping[str, Any], name: str) -> bool:

@@ -180,6 +180,8 @@ def test_only_classes_that_are_cut_into_tasks_have_an_order(stream, inner):
         ConfigError, match=rf"data.stream: shuffled\(.*, 3\): '{inner}.*' is not a data set cut into tasks"
     ):
         resolve(preset("quickstart"), {"data": {"stream": f"shuffled({stream}, 3)"}})
+    with pytest.raises(ConfigError, match=r"is unknown; there are quickstart, .*, shuffled\(STREAM, SEED\)"):
+        load("shuffled(split(mnist, 2))")
     with pytest.raises(ConfigError, match=r"a seed is less than 2\^63"):
         load(f"shuffled(split(mnist, 2), {2**63})")
 

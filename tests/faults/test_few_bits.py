@@ -15,7 +15,8 @@ pytest.importorskip("grpc")
 from codecl.errors import RunFailed
 from codecl.exchange import Simulated, topology
 from codecl.exchange.messages import FewBits, MessageConfig, messages
-from codecl.exchange.quantised import CHUNK, chunks, packed_bytes
+from codecl.exchange.packing import packed_bytes
+from codecl.exchange.rounding import CHUNK, chunks
 from codecl.exchange.topology import TopologyConfig
 from codecl.peers import frames
 from codecl.peers.agent import PeerRun

@@ -12,7 +12,7 @@ from torch.nn import functional
 pytest.importorskip("triton", reason="needs Triton, which has no build for this system")
 
 from codecl.exchange import kernels as few_bits
-from codecl.exchange import quantised
+from codecl.exchange import quantised, rounding
 from codecl.exchange.base import Heard
 from codecl.train import kernels
 from codecl.train.execution import multiplying
@@ -225,8 +225,8 @@ def test_messages_in_few_bits_are_the_same_bit_for_bit(bits, size, heard, case):
     weights[0, -1] = 0
     memory = quantised.Memory.new(rows, 5)
     start = memory._replace(expected_AC=memory.expected_AC + (1e-4 if case == "far" else 0.05)).joined()
-    start[0, 2 * quantised.chunks(size)] = -20  # somebody asks for a wider pitch
-    start[:, quantised.chunks(size)] = 0.001  # a chunk that moved
+    start[0, 2 * rounding.chunks(size)] = -20  # somebody asks for a wider pitch
+    start[:, rounding.chunks(size)] = 0.001  # a chunk that moved
     results = {}
     for ops in (quantised, few_bits):
         now, known, results[ops] = rows, start, []

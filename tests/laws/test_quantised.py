@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codecl.exchange import quantised
+from codecl.exchange import packing, pitches, quantised, rounding
 from codecl.exchange.base import Heard
-from codecl.exchange.quantised import Dither, Memory, Pace
+from codecl.exchange.quantised import Memory, Pace
+from codecl.exchange.rounding import Dither
 from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.topology import TopologyConfig, build
 
@@ -42,25 +43,25 @@ def encoded(rows, expected, bits, round=0):
 
 
 def integers(rows, codes, round=0):
-    uniform = quantised.uniform(dithered(round), 0, codes.shape[1], rows.dtype)
-    return quantised.whole(quantised.scaled(quantised.in_chunks(rows), codes, uniform))
+    uniform = rounding.uniform(dithered(round), 0, codes.shape[1], rows.dtype)
+    return rounding.whole(rounding.scaled(rounding.in_chunks(rows), codes, uniform))
 
 
 def unwrapped(packed, near, bits, round=0):
     """(integers as a receiver unwraps them, whether each chunk is right)."""
-    low, codes, _, sums = quantised.decode(packed, near.shape[1], bits)
-    uniform = quantised.uniform(dithered(round), 0, codes.shape[1], near.dtype)
-    found = quantised.unwrapped(low, quantised.scaled(quantised.in_chunks(near), codes, uniform), bits)
-    return quantised.corrected(found, sums, bits)
+    low, codes, _, sums = packing.decode(packed, near.shape[1], bits)
+    uniform = rounding.uniform(dithered(round), 0, codes.shape[1], near.dtype)
+    found = rounding.unwrapped(low, rounding.scaled(rounding.in_chunks(near), codes, uniform), bits)
+    return rounding.corrected(found, sums, bits)
 
 
 @given(some_bits, st.integers(1, 3), seeds)
 def test_packed_and_unpacked_integers_are_equal(bits, count, seed):
     drawn = torch.randint(-(2**20), 2**20, (2, count, 1024), generator=torch.Generator().manual_seed(seed))
-    packed = quantised.pack(drawn, bits)
+    packed = packing.pack(drawn, bits)
     assert packed.dtype == torch.uint8
     assert packed.shape == (2, count, 128 * bits)
-    assert torch.equal(quantised.unpack(packed, bits), (drawn & (2**bits - 1)).int())
+    assert torch.equal(packing.unpack(packed, bits), (drawn & (2**bits - 1)).int())
 
 
 @given(some_bits, sizes, seeds, st.floats(1e-6, 10), st.sampled_from([torch.float32, torch.float64]))
@@ -68,20 +69,20 @@ def test_what_is_encoded_is_decoded(bits, size, seed, expected, dtype):
     """Numbers, pitches and check sums, for any length; a message is as long as it says."""
     rows = drawn(2, size, seed=seed, dtype=dtype)
     packed = encoded(rows, expected, bits)
-    assert packed.shape == (2, quantised.packed_bytes(size, bits))
-    low, codes, least, sums = quantised.decode(packed, size, bits)
+    assert packed.shape == (2, packing.packed_bytes(size, bits))
+    low, codes, least, sums = packing.decode(packed, size, bits)
     wanted = torch.full_like(codes, expected, dtype=dtype)
-    assert torch.equal(codes, quantised.codes(quantised.in_chunks(rows).abs().amax(-1), wanted, bits))
-    assert (least == quantised.LEAST).all()
+    assert torch.equal(codes, pitches.codes(rounding.in_chunks(rows).abs().amax(-1), wanted, bits))
+    assert (least == pitches.LEAST).all()
     whole = integers(rows, codes)
-    there = quantised.in_chunks(torch.ones(1, size)) > 0  # what is after a row's end is not sent
+    there = rounding.in_chunks(torch.ones(1, size)) > 0  # what is after a row's end is not sent
     assert torch.equal(low, ((whole & (2**bits - 1)) * there).int())
-    assert torch.equal(sums, quantised.check_sums(whole, bits))
+    assert torch.equal(sums, rounding.check_sums(whole, bits))
 
 
 def test_a_message_is_little_longer_than_its_numbers():
-    assert quantised.packed_bytes(1024, 4) == 512 + 6
-    assert quantised.packed_bytes(1025, 3) == 385 + 12
+    assert packing.packed_bytes(1024, 4) == 512 + 6
+    assert packing.packed_bytes(1025, 3) == 385 + 12
 
 
 @given(some_bits, sizes, seeds, st.floats(1e-4, 10), st.sampled_from([torch.float32, torch.float64]))
@@ -91,7 +92,7 @@ def test_neighbours_within_reach_are_unwrapped_exactly(bits, size, seed, expecte
     within = (2 * torch.rand(2, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) - 1) * expected
     found, right = unwrapped(packed, theirs + within, bits)
     assert right.all()
-    assert torch.equal(found, integers(theirs, quantised.decode(packed, size, bits).codes_HC))
+    assert torch.equal(found, integers(theirs, packing.decode(packed, size, bits).codes_HC))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -101,7 +102,7 @@ def test_what_is_unwrapped_wrongly_is_detected(bits):
         theirs = drawn(3200, 300, seed=seed)
         packed = encoded(theirs, 0.01, bits)
         found, right = unwrapped(packed, theirs + 0.01 * times * drawn(3200, 300, seed=seed + 50), bits)
-        truth = (found == integers(theirs, quantised.decode(packed, 300, bits).codes_HC)).all(-1)
+        truth = (found == integers(theirs, packing.decode(packed, 300, bits).codes_HC)).all(-1)
         assert torch.equal(right, truth)
         assert times < 4 or not truth.all(), "some were out of reach"
 
@@ -109,18 +110,18 @@ def test_what_is_unwrapped_wrongly_is_detected(bits):
 @given(some_bits, seeds, st.integers(0, 1023), st.sampled_from([-1, 1]), st.sampled_from([torch.int32, torch.int64]))
 def test_one_number_out_of_reach_is_put_right(bits, seed, place, way, dtype):
     right = torch.randint(-(10**6), 10**6, (2, 3, 1024), generator=torch.Generator().manual_seed(seed)).to(dtype)
-    sums, wrong = quantised.check_sums(right, bits), right.clone()
+    sums, wrong = rounding.check_sums(right, bits), right.clone()
     wrong[0, 1, place] += way * 2**bits
-    found, is_right = quantised.corrected(wrong.clone(), sums, bits)
+    found, is_right = rounding.corrected(wrong.clone(), sums, bits)
     assert is_right.all()
     assert torch.equal(found, right)
     wrong[0, 1, place - 7] += 2**bits
-    found, is_right = quantised.corrected(wrong, sums, bits)
+    found, is_right = rounding.corrected(wrong, sums, bits)
     assert is_right.tolist() == [[True, False, True], [True, True, True]], "two are too many"
 
 
 def test_the_factors_of_a_check_sum_tell_numbers_apart():
-    odd = quantised._odd(torch.device("cpu")).tolist()
+    odd = rounding._odd(torch.device("cpu")).tolist()
     assert len({*odd, *((-factor) % 2**32 for factor in odd)}) == 2048
     assert 1 not in odd, "what spoils a check sum on purpose"
     assert 2**32 - 1 not in odd
@@ -131,16 +132,16 @@ def test_one_wrong_number_shows_in_the_check_sum(bits, seed, place, dtype):
     right = torch.randint(-(10**6), 10**6, (1, 1, 1024), generator=torch.Generator().manual_seed(seed)).to(dtype)
     wrong = right.clone()
     wrong[..., place] += 2**bits
-    assert not torch.equal(quantised.check_sums(right, bits), quantised.check_sums(wrong, bits))
-    assert torch.equal(quantised.check_sums(right, bits), quantised.check_sums(right.long(), bits))
+    assert not torch.equal(rounding.check_sums(right, bits), rounding.check_sums(wrong, bits))
+    assert torch.equal(rounding.check_sums(right, bits), rounding.check_sums(right.long(), bits))
 
 
 @given(some_bits, st.floats(1e-6, 1e3), st.floats(1e-3, 1e3), st.sampled_from([torch.float32, torch.float64]))
 def test_a_pitch_reaches_what_is_expected_and_no_further_than_it_has_to(bits, expected, largest, dtype):
     wanted, most = (torch.full((1, 1), value, dtype=dtype) for value in (expected, largest))
-    pitch = float(quantised.pitches(quantised.codes(most, wanted, bits), torch.float64))
-    finest = largest * 2.0 ** -quantised.RESOLUTION[dtype]
-    needed = max(quantised.margin(bits) * expected / quantised.reach(bits), finest, 2.0**-32)
+    pitch = float(pitches.pitches(pitches.codes(most, wanted, bits), torch.float64))
+    finest = largest * 2.0 ** -pitches.RESOLUTION[dtype]
+    needed = max(pitches.margin(bits) * expected / pitches.reach(bits), finest, 2.0**-32)
     assert needed * (1 - 1e-6) <= pitch <= needed * 2**0.25 * (1 + 1e-6)
 
 
@@ -161,13 +162,13 @@ def test_pitches_are_powers_of_the_fourth_root_of_two_in_both_types():
     codes = torch.arange(-128, 128)
     exact = 2.0 ** (codes.double() / 4)
     for dtype, off in ((torch.float32, 1e-7), (torch.float64, 1e-15)):
-        torch.testing.assert_close(quantised.pitches(codes, dtype).double(), exact, rtol=off, atol=0)
+        torch.testing.assert_close(pitches.pitches(codes, dtype).double(), exact, rtol=off, atol=0)
 
 
 def test_the_uniform_numbers_are_these_on_every_machine():
-    found = quantised.uniform(dithered(3), 2, 1, torch.float64)
+    found = rounding.uniform(dithered(3), 2, 1, torch.float64)
     assert (found[0, :4] * 2**24).long().tolist() == UNIFORM
-    many = [quantised.uniform(dithered(round, 1), 0, 100, torch.float64).flatten() for round in (0, 1)]
+    many = [rounding.uniform(dithered(round, 1), 0, 100, torch.float64).flatten() for round in (0, 1)]
     assert abs(float(many[0].mean()) - 0.5) < 0.005
     assert 0 <= float(many[0].min()) < 1e-3
     assert 0.999 < float(many[0].max()) < 1
@@ -191,8 +192,8 @@ def test_how_far_chunks_moved(size):
     start = Memory.new(before, 3)
     start = start._replace(expected_AC=start.expected_AC + 5, unread_AC=start.unread_AC + 1)
     expected, found, least, unread, round = Memory.split(quantised.moved(start.joined(), before, after))
-    assert [part.unique().item() for part in (expected, least, unread, round)] == [5, quantised.LEAST, 1, 3]
-    exact = quantised.in_chunks((after - before).abs()).amax(-1)
+    assert [part.unique().item() for part in (expected, least, unread, round)] == [5, pitches.LEAST, 1, 3]
+    exact = rounding.in_chunks((after - before).abs()).amax(-1)
     assert found.shape == exact.shape
     assert (found <= exact).all()
     assert torch.equal(found, exact) == (size < 65 * 1024)
@@ -205,7 +206,7 @@ def gossip(topology, bits, rounds=1, agents=8, size=1500, apart=0.01, wide=1.0):
     graph = build(TopologyConfig(name=topology), agents, 0)
     senders, weights = (torch.tensor(part) for part in graph.heard_by(range(agents)))
     before = rows = drawn(1, size) + apart * drawn(agents, size, seed=1)
-    furthest = 2 * quantised.in_chunks((rows - rows.mean(0)).abs()).amax((0, 2))
+    furthest = 2 * rounding.in_chunks((rows - rows.mean(0)).abs()).amax((0, 2))
     known, lost, pace = memory(rows, wide * furthest), 0, Pace({3: 0.5, 2: 0.3}.get(bits, 1.0), 4)
     for _ in range(rounds):
         packed = quantised.encode(rows, known, SEED, bits)
@@ -250,10 +251,10 @@ def test_a_chunk_that_cannot_be_unwrapped_leaves_its_weight_with_the_agent():
     assert torch.equal(mixed[:, :1024], rows[:, :1024])
     assert (mixed[:, 1024:] - rows[:, 1024:]).abs().max() > 0
     assert Memory.split(after).unread_AC.tolist() == [[1, 0]] * 2
-    codes = quantised.decode(packed, 1500, 4).codes_HC[:, 0]
+    codes = packing.decode(packed, 1500, 4).codes_HC[:, 0]
     assert torch.equal(Memory.split(after).least_AC[:, 0], codes + 8.0 - 1), "a wider pitch is asked for"
-    assert (Memory.split(after).least_AC[:, 1] == quantised.LEAST).all()
-    asked = quantised.decode(quantised.encode(rows, after, SEED, 4), 1500, 4)
+    assert (Memory.split(after).least_AC[:, 1] == pitches.LEAST).all()
+    asked = packing.decode(quantised.encode(rows, after, SEED, 4), 1500, 4)
     assert torch.equal(asked.codes_HC[:, 0], codes + 7)
     assert torch.equal(asked.least_HC[:, 0], codes + 7)
 
@@ -296,7 +297,7 @@ def test_each_number_has_its_turn_once(size, parts, seed):
         assert torch.equal(same[1], start)
         other, after = part.put_back(part.rows_AD + 1, part.memory_AM + 1)
         turns += (other != rows).all(0)
-        assert (Memory.split(after).unread_AC.sum(1) == (part.chunks_C < quantised.chunks(size)).sum()).all()
+        assert (Memory.split(after).unread_AC.sum(1) == (part.chunks_C < rounding.chunks(size)).sum()).all()
     assert (turns == 1).all()
 
 

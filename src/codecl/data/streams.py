@@ -88,6 +88,7 @@ STREAMS: dict[str, Stream] = {
     **{name: split.tasks for name, split in SPLITS.items()},
     "five-datasets": five_datasets,
 }
+FORMS = ("split(NAME, K)", "whole(NAME)", "shuffled(STREAM, SEED)")  # that SplitOf.parse knows
 CUT_FROM = {"five-datasets": tuple(FIVE)}  # the data set files behind a stream of several
 
 
@@ -100,7 +101,7 @@ def load(stream: str, path: Path | None = None) -> list[Task]:
     split = SplitOf.parse(stream)
     if split:
         return split.tasks(path)
-    function: Stream = lookup("data.stream", STREAMS, stream)
+    function: Stream = lookup("data.stream", STREAMS, stream, FORMS)
     return function(path=path) if stream in CUT_FROM else function()
 
 

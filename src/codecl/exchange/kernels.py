@@ -12,28 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from codecl.exchange.base import Heard
-from codecl.exchange.quantised import (
-    APART,
-    CHUNK,
-    DECAY,
-    FEW,
-    FURTHEST,
-    JUMP,
-    LEAST,
-    MOST,
-    MOVED,
-    RESOLUTION,
-    SAMPLE,
-    SPREAD,
-    TAIL,
-    WIDER,
-    Pace,
-    chunks,
-    group,
-    margin,
-    packed_bytes,
-    reach,
-)
+from codecl.exchange.packing import group, packed_bytes
+from codecl.exchange.pitches import LEAST, MOST, RESOLUTION, margin, reach
+from codecl.exchange.quantised import APART, DECAY, FEW, JUMP, MOVED, SAMPLE, SPREAD, TAIL, WIDER, Pace
+from codecl.exchange.rounding import CHUNK, FURTHEST, chunks
 
 FLOAT = torch.float32
 EXACTLY = {"enable_fp_fusion": False, "num_warps": 4}

@@ -15,11 +15,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from codecl.exchange import quantised
+from codecl.exchange import packing, quantised, rounding
 from codecl.exchange.base import Exchange, PendingMix
 from codecl.exchange.gossip import Combination, Gossip, gossip_of
-from codecl.exchange.quantised import CHUNK, STEPS, WIDER, Dither, Memory, Pace
+from codecl.exchange.pitches import STEPS
+from codecl.exchange.quantised import WIDER, Memory, Pace
 from codecl.exchange.robust import Checked, FaultsConfig, Looked
+from codecl.exchange.rounding import CHUNK, Dither
 from codecl.exchange.row_parts import Part, part_size
 from codecl.exchange.streams import beside
 from codecl.exchange.topology import Topology
@@ -120,7 +122,7 @@ class BFloat16(Exact):
 
     def start(self, exchange: Exchange, rows_AD: Tensor, memory_AM: Tensor, kind: GossipKind) -> PendingMix:
         size = rows_AD.shape[1]
-        uniform_CL = quantised.uniform(Dither(self.seed, memory_AM[0, 0]), 0, quantised.chunks(size), torch.float32)
+        uniform_CL = rounding.uniform(Dither(self.seed, memory_AM[0, 0]), 0, rounding.chunks(size), torch.float32)
         bits_AD = rows_AD.float().view(torch.int32) + (uniform_CL.flatten()[:size] * 2**16).to(torch.int32)
         own_AD = (bits_AD & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
         pending = exchange.swap(own_AD.view(torch.uint8), kind, rows_AD, memory_AM[0, 0] if self.changes else None)
@@ -273,4 +275,4 @@ def message_bytes(config: MessageConfig, size: int, itemsize: int) -> int:
         return size * itemsize
     if config.bits == "bfloat16":
         return 2 * size
-    return quantised.packed_bytes(part_size(size, config.parts), config.bits)
+    return packing.packed_bytes(part_size(size, config.parts), config.bits)

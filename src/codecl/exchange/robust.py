@@ -14,9 +14,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from codecl.exchange import quantised
+from codecl.exchange import rounding
 from codecl.exchange.base import Exchange, Heard, PendingMix
-from codecl.exchange.quantised import Dither
+from codecl.exchange.rounding import Dither
 from codecl.exchange.topology import Topology
 
 SLACK = 1.5  # of the middle distance: up to there a neighbour counts in full
@@ -141,7 +141,7 @@ class Checked:
         if lie == "noise":
             size, root_A1 = rows_AD.shape[1], rows_AD.square().mean(1, keepdim=True).sqrt()
             dither = Dither(self.seed, memory.round_A1[0, 0])
-            uniform_CL = quantised.uniform(dither, 0, quantised.chunks(size), rows_AD.dtype)
+            uniform_CL = rounding.uniform(dither, 0, rounding.chunks(size), rows_AD.dtype)
             return rows_AD + root_A1 * 12**0.5 * (uniform_CL.flatten()[:size] - 0.5)
         if lie == "echo":
             return memory.start_AD
@@ -187,7 +187,7 @@ def middle(far_AK: Tensor, counts_AK: Tensor) -> Tensor:
 def signs(rows_AD: Tensor) -> Tensor:
     """+1 or -1 for each number, by a hash of its place [D]."""
     places_D = torch.arange(rows_AD.shape[1], device=rows_AD.device)
-    return 1 - 2 * (quantised.hashed(places_D) >> 7 & 1).to(rows_AD.dtype)
+    return 1 - 2 * (rounding.hashed(places_D) >> 7 & 1).to(rows_AD.dtype)
 
 
 def _look(differ_AD: Tensor, signs_D: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from codecl.exchange.quantised import CHUNK, Memory, chunks
+from codecl.exchange.quantised import Memory
+from codecl.exchange.rounding import CHUNK, chunks
 
 
 def part_size(size: int, parts: int) -> int:
