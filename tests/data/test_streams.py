@@ -166,6 +166,14 @@ def test_a_random_order_of_a_published_stream_keeps_its_scale_and_is_known_by_it
     assert plain.digest() != mixed.digest()
 
 
+def test_a_label_that_has_no_place_in_a_random_order_is_named():
+    pixels, labels = torch.zeros(8, 1, 2, 2, dtype=torch.uint8).numpy(), torch.arange(8).numpy() % 4
+    store.write("birds", ImageSet(pixels, labels, pixels, labels + 1))
+    assert [len(task.test[1]) for task in load("split(birds, 2)")] == [2, 4]
+    with pytest.raises(DataError, match=r"birds.safetensors: .*4"):
+        load("shuffled(split(birds, 2), 1)")
+
+
 @pytest.mark.parametrize(
     ("stream", "inner"),
     [

@@ -185,7 +185,8 @@ def sets(place, rng, count):
         else:
             path = folder / "mine.safetensors"
             path.write_bytes(either(tensors)(whole, rng))
-            own = SplitOf("mine", 1 if rng.random() < 0.5 else None, None if rng.random() < 0.5 else 3)
+            classes, total, order = (rng.choice([None, number]) for number in (1, 3, 7))
+            own = SplitOf("mine", classes, total, order=order)
             call = (
                 (lambda path=path: read_set(path))
                 if kind == "safetensors"

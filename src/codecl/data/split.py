@@ -118,7 +118,7 @@ class SplitOf(NamedTuple):
                 f"data set {self.name!r}: a label is {total - 1}, but there are {len(labels)} training images; labels"
                 " should be the classes, from 0 on"
             )
-        if path or self.total:
+        if path or self.total or self.order is not None:
             check_range(f"{store.path_of(self.name, path)}:", torch.cat([labels, data.test[1]]), total)
         if total % (self.classes or total):
             raise ConfigError(
