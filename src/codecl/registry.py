@@ -13,6 +13,8 @@ from typing import Any
 
 from codecl.errors import ConfigError
 
+OWN_MODULE = "codecl_own_"  # the name of a user's file as a module begins so
+
 
 def lookup(what: str, table: Mapping[str, Any], name: str, forms: Sequence[str] = ()) -> Any:
     """The entry of `table` with this name, or the user's own object that the name points at. `forms`: what else it may
@@ -50,12 +52,23 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+def own_files() -> list[Path]:
+    """The users' files that this process has imported."""
+    return [Path(str(module.__file__)) for name, module in list(sys.modules.items()) if name.startswith(OWN_MODULE)]
+
+
+def import_files(paths: Sequence[Path]) -> None:
+    """In a process that was not forked: what is unpickled next may be of a class in one of them."""
+    for path in paths:
+        _module_of_file(path)
+
+
 @cache
 def _module_of_file(path: Path) -> Any:
     """A user's file as a module, run once, under a name that no other file or package has."""
     if not path.is_file():
         raise OSError("no such file")
-    name = f"codecl_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    name = f"{OWN_MODULE}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -206,6 +206,47 @@ def test_a_worker_that_ends_is_said_in_one_line():
     assert done.stdout.count("\n") == 1
 
 
+OWN = """
+import torch
+
+class Own(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.rand(2) + index, index % 3
+
+def together(items):
+    images, labels = zip(*items)
+    return torch.stack(images), torch.tensor(labels)
+"""
+STARTED = """
+import multiprocessing, sys
+import torch
+from codecl.data.items import About, Items, picks
+from codecl.registry import lookup
+
+multiprocessing.set_start_method(sys.argv[1])
+data, together = (lookup("data.stream", {}, f"own.py:{name}") for name in ("Own", "together"))
+items = Items(data(), About("own", "training", 3, together))
+chosen = picks(torch.arange(8)[:, None], torch.Generator().manual_seed(0))
+for batch in items.batches(chosen.split(4), workers=1):
+    print(batch.images_AB.tolist(), batch.labels_AB.tolist())
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])  # macOS; Linux from Python 3.14 on
+def test_a_worker_that_was_not_forked_knows_the_users_own_file(tmp_path, start):
+    (tmp_path / "own.py").write_text(OWN)
+    forked, other = (
+        subprocess.run([sys.executable, "-c", STARTED, how], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        for how in ("fork", start)
+    )
+    assert other.returncode == 0, other.stderr
+    assert other.stdout == forked.stdout
+    assert other.stdout.count("\n") == 2
+
+
 def test_labels_are_read_only_where_they_decide_who_has_what():
     task = task_of(Pairs())
     assert data_of(task, loading="stream").images_of_classes() is None

@@ -3,11 +3,14 @@
 Shapes: N items that are read together, K numbers that pick an item: which one, and last the seed of what it draws.
 """
 
+import pickle
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ from codecl.data.images import check_labels, cropped
 from codecl.data.inputs import Batch, Inputs, each, joined, stacked, tensors_of
 from codecl.data.targets import Targets
 from codecl.errors import DataError
-from codecl.registry import reason
+from codecl.registry import import_files, own_files, reason
 from codecl.seeding import spawn
 
 SAMPLE = 32  # items that are looked at before all others
@@ -54,6 +57,15 @@ class Items(Dataset[Any]):
     def __init__(self, data: Any, about: About, crop_colour: Tensor | None = None) -> None:
         self.data, self.about, self.crop_colour = data, about, crop_colour
         self._first: tuple[int, Form] | None = None  # an item that was read: the others should be like it
+
+    def __getstate__(self) -> Any:
+        """For a worker that is not forked: the caller's files are imported before what is of their classes is read."""
+        return own_files(), bytes(ForkingPickler.dumps(self.__dict__))
+
+    def __setstate__(self, state: tuple[list[Path], bytes]) -> None:
+        files, fields = state
+        import_files(files)
+        self.__dict__.update(pickle.loads(fields))
 
     def __len__(self) -> int:
         return len(self.data)
