@@ -3,14 +3,11 @@
 Shapes: N items that are read together, K numbers that pick an item: which one, and last the seed of what it draws.
 """
 
-import pickle
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,13 +56,11 @@ class Items(Dataset[Any]):
         self._first: tuple[int, Form] | None = None  # an item that was read: the others should be like it
 
     def __getstate__(self) -> Any:
-        """For a worker that is not forked: the caller's files are imported before what is of their classes is read."""
-        return own_files(), bytes(ForkingPickler.dumps(self.__dict__))
+        """For a worker that is not forked: it imports the caller's files before it reads what is of their classes."""
+        return _OwnFiles(), self.__dict__
 
-    def __setstate__(self, state: tuple[list[Path], bytes]) -> None:
-        files, fields = state
-        import_files(files)
-        self.__dict__.update(pickle.loads(fields))
+    def __setstate__(self, state: tuple[Any, dict[str, Any]]) -> None:
+        self.__dict__.update(state[1])
 
     def __len__(self) -> int:
         return len(self.data)
@@ -145,6 +140,13 @@ class Items(Dataset[Any]):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             finite = tensor.isfinite().reshape(len(tensor), -1).all(1)
             raise DataError(f"{self.about} item {which[int((~finite).nonzero()[0])]}: it holds NaN or infinity")
+
+
+class _OwnFiles:
+    """What is read after it may be of a class in one of the users' files that this process has imported."""
+
+    def __reduce__(self) -> Any:
+        return import_files, (own_files(),)
 
 
 class Reader:
