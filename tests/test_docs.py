@@ -130,6 +130,31 @@ def test_results_with_uneven_data_are_those_of_the_recorded_runs():
         assert f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}" in line
 
 
+def test_results_in_a_random_order_are_those_of_the_recorded_runs():
+    page = (ROOT / "benchmarks" / "split-miniimagenet.md").read_text()
+    line = re.search(r"^\| \*\*a random order\*\* \|.*$", page, re.M)[0].split("|")[2:7]
+    runs = finished([ROOT / "benchmarks" / "split-miniimagenet-orders" / "shuffled"])
+    graphs = [("ring", 4), ("ring", 8), ("torus", 8), ("ring", 16), ("torus", 16)]
+    for graph, cell in zip(graphs, line, strict=True):
+        own = [r.metrics for r in runs if (r.metrics.topology, r.metrics.agents, r.metrics.method) == (*graph, "codec")]
+        acc, spread, _, bwt = re.fullmatch(r"([\d.]+)( ± ([\d.]+))? / ([+−][\d.]+)", cell.strip()).groups()
+        assert acc == f"{statistics.fmean(metrics.acc for metrics in own):.2f}"
+        assert spread == (f" ± {statistics.stdev(metrics.acc for metrics in own):.2f}" if len(own) > 1 else None)
+        assert bwt == f"{statistics.fmean(metrics.bwt for metrics in own):+.1f}".replace("-", "−")
+
+
+def test_results_beside_a_server_are_those_of_the_recorded_runs():
+    page = (ROOT / "benchmarks" / "server.md").read_text()
+    runs = [run for run in finished([ROOT / "benchmarks" / "server"]) if not read_config(run.folder).data.validation]
+    assert len(runs) == 3
+    for run in runs:
+        traffic = run.metrics.traffic
+        sent = (traffic.train_bytes + traffic.boundary_bytes) / run.metrics.agents / 1e9
+        line = next(line for line in page.splitlines() if f"sends {sent:.1f} GB" in line)
+        assert f"{run.metrics.acc:.2f}" in line
+        assert f"{run.metrics.bwt:+.2f}".replace("-", "−") in line
+
+
 def test_the_command_for_uneven_data_is_what_was_recorded():
     """The runs were made as `split-cifar100-own` with settings, before the preset had a name."""
     for run in finished([ROOT / "benchmarks" / "uneven" / "test"]):
