@@ -126,8 +126,10 @@ class SplitOf(NamedTuple):
             )
         names = data.class_names if len(data.class_names) >= total else tuple(map(str, range(total)))
         data = data._replace(class_names=names[:total])
-        order = range(total) if self.order is None else random_order(total, self.order)
-        return self.cut(data if self.order is None else in_order(data, order), order)
+        if self.order is None:
+            return self.cut(data, range(total))
+        order = random_order(total, self.order)
+        return self.cut(in_order(data, order), order)
 
     def cut(self, data: ImageData, order: Sequence[int]) -> list[Task]:
         """Tasks of classes that follow one another; `order`: the labels that they had."""
