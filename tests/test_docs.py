@@ -146,13 +146,25 @@ def test_results_in_a_random_order_are_those_of_the_recorded_runs():
 def test_results_beside_a_server_are_those_of_the_recorded_runs():
     page = (ROOT / "benchmarks" / "server.md").read_text()
     runs = [run for run in finished([ROOT / "benchmarks" / "server"]) if not read_config(run.folder).data.validation]
-    assert len(runs) == 3
-    for run in runs:
-        traffic = run.metrics.traffic
-        sent = (traffic.train_bytes + traffic.boundary_bytes) / run.metrics.agents / 1e9
-        line = next(line for line in page.splitlines() if f"sends {sent:.1f} GB" in line)
-        assert f"{run.metrics.acc:.2f}" in line
-        assert f"{run.metrics.bwt:+.2f}".replace("-", "−") in line
+    rows = {run.folder.parent for run in runs}
+    assert len(rows) == 3
+    for row in rows:
+        own = [run.metrics for run in runs if run.folder.parent == row]
+        sent = [(one.traffic.train_bytes + one.traffic.boundary_bytes) / one.agents / 1e9 for one in own]
+        line = next(line for line in page.splitlines() if f"sends {statistics.fmean(sent):.1f} GB" in line)
+        for scores, form in ([one.acc for one in own], ".2f"), ([one.bwt for one in own], "+.2f"):
+            spread = f" ± {statistics.stdev(scores):.2f}" if len(own) > 1 else ""
+            assert f"{statistics.fmean(scores):{form}}{spread}".replace("-", "−") in line.replace("**", "")
+
+
+def test_results_of_gpm_are_those_of_the_recorded_runs():
+    page = (ROOT / "benchmarks" / "gpm.md").read_text()
+    runs = [run.metrics for run in finished([ROOT / "benchmarks" / "gpm" / "split-cifar100-gpm-codec-ring1"])]
+    acc, bwt = [run.acc for run in runs], [run.bwt for run in runs]
+    cells = re.search(r"^\| `split-cifar100-gpm` \|.*$", page, re.M)[0].split("|")
+    assert cells[2].strip() == str(len(runs))
+    assert cells[3].strip() == f"{statistics.fmean(acc):.2f} ± {statistics.stdev(acc):.2f}"
+    assert cells[4].strip() == f"{statistics.fmean(bwt):+.2f} ± {statistics.stdev(bwt):.2f}".replace("-", "−")
 
 
 def test_the_command_for_uneven_data_is_what_was_recorded():
