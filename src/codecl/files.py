@@ -1,6 +1,7 @@
-"""Files that nobody ever sees half written, or that promise more than they should; a lock on a folder, and the user's
-cache folder."""
+"""Files that nobody ever sees half written, or that promise more than they should; a lock on a folder, the user's
+cache folder, and a digest of the package's own files."""
 
+import hashlib
 import json
 import os
 import re
@@ -156,3 +157,17 @@ def cache_folder() -> Path:
     import pooch
 
     return Path(pooch.os_cache("codecl"))
+
+
+def package_digest() -> str:
+    """Of the package's Python and YAML files: the same for a checkout, a copy of it and what pip installed."""
+    return digest_of(Path(__file__).parent)
+
+
+def digest_of(package: Path) -> str:
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".yaml")]
+    digest = hashlib.sha256()
+    for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):
+        text = path.read_bytes().replace(b"\r\n", b"\n")  # as a checkout on Windows may have them
+        digest.update(b"%s\0%d\0%s" % (name.encode(), len(text), text))
+    return digest.hexdigest()[:16]

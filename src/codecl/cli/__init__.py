@@ -20,12 +20,13 @@ for name in COMMANDS.split():
 @app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version, and a digest of the code.")] = False,
 ) -> None:
     if version:
         from codecl import __version__
+        from codecl.files import package_digest
 
-        typer.echo(f"codecl {__version__}")
+        typer.echo(f"codecl {__version__}, code {package_digest()}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
