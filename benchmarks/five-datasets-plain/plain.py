@@ -1,10 +1,9 @@
 """CoDeC with full messages on 5-Datasets as its authors' code does it, written out without codecl: a second opinion.
 
-python benchmarks/five-datasets-plain/plain.py GRAPH AGENTS SEED [TASKS] [IMAGES] [EPOCHS]
+python benchmarks/five-datasets-plain/plain.py GRAPH AGENTS SEED [TASKS] [EPOCHS]
 
 GRAPH is ring (each hears the one before it) or torus (each hears those 1 and 4 away on a circle, as in that code).
-Needs the five data sets in $CODECL_DATA. On a GPU a step of all agents is one CUDA graph. IMAGES of each set and EPOCHS
-are for trying it out.
+Needs the five data sets in $CODECL_DATA. On a GPU a step of all agents is one CUDA graph.
 """
 
 import json
@@ -67,16 +66,14 @@ class Net(nn.Module):
         return [module for module in self.modules() if isinstance(module, nn.Conv2d)]
 
 
-def read(name: str, images: int | None) -> dict[str, tuple[Tensor, Tensor]]:
+def read(name: str) -> dict[str, tuple[Tensor, Tensor]]:
     data, (mean, std), out = load_file(f"{os.environ['CODECL_DATA']}/{name}.safetensors"), SETS[name], {}
     for split in ("train", "test"):
-        labels = data[f"{split}_labels"]
-        some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:images]
-        x = data[f"{split}_images"][some]
+        x, labels = data[f"{split}_images"], data[f"{split}_labels"]
         if x.shape[-1] == 28:
             x = functional.pad(x, (2, 2, 2, 2))
         x = (x / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
-        out[split] = x.expand(-1, 3, -1, -1).contiguous().to(DEVICE), labels[some].to(DEVICE)
+        out[split] = x.expand(-1, 3, -1, -1).contiguous().to(DEVICE), labels.to(DEVICE)
     return out
 
 
@@ -240,10 +237,10 @@ def accuracy(net: Net, task: int, images: Tensor, labels: Tensor) -> float:
     return 100 * right / len(labels)
 
 
-def main(graph: str, agents: str, seed: str, tasks: str = "5", images: str = "0", epochs: str = "50") -> None:
+def main(graph: str, agents: str, seed: str, tasks: str = "5", epochs: str = "50") -> None:
     torch.manual_seed(int(seed))
     torch.backends.cudnn.benchmark = True
-    sets, weights = [read(name, int(images) or None) for name in list(SETS)[: int(tasks)]], mixing(graph, int(agents))
+    sets, weights = [read(name) for name in list(SETS)[: int(tasks)]], mixing(graph, int(agents))
     everyone, cores, matrix, began = Agents(int(agents)), [], [], time.time()
     for task, data in enumerate(sets):
         count = len(data["train"][1]) // int(agents)
@@ -267,6 +264,6 @@ def main(graph: str, agents: str, seed: str, tasks: str = "5", images: str = "0"
 
 
 if __name__ == "__main__":
-    if not 4 <= len(sys.argv) <= 7:
+    if not 4 <= len(sys.argv) <= 6:
         sys.exit(__doc__)
     main(*sys.argv[1:])
