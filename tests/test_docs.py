@@ -59,6 +59,12 @@ def test_the_example_of_ones_own_data(folder):
 README = (ROOT / "README.md").read_text()
 
 
+def said(values, form=".2f"):
+    """As pages have it: mean ± standard deviation, a single value without."""
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}".replace("-", "−") + spread
+
+
 def readme_commands():
     lines = re.findall(r"^\$ (codecl .*)$", README, re.M)
     return [part.strip() for line in lines for part in line.partition("#")[0].split(";")]
@@ -115,7 +121,7 @@ def test_results_in_documents_are_those_of_the_recorded_runs():
         for agents, cell in zip((4, 8, 16), cells, strict=True):
             scores = [run.metrics.acc for run in runs if run.folder.parent.name == f"{name}-codec-ring{agents}"]
             assert len(scores) == 3
-            assert cell.strip() == f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+            assert cell.strip() == said(scores)
 
 
 def test_results_with_uneven_data_are_those_of_the_recorded_runs():
@@ -127,7 +133,7 @@ def test_results_with_uneven_data_are_those_of_the_recorded_runs():
         here = [r for r in runs if (read_config(r.folder).data.partition, r.metrics.agents) == (partition, agents)]
         scores = [run.metrics.acc for run in here]
         line = re.search(rf"^\| `{re.escape(partition)}` \| {agents} \| {len(here)} \|.*$", page, re.M)[0]
-        assert f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}" in line
+        assert said(scores) in line
 
 
 def test_results_in_a_random_order_are_those_of_the_recorded_runs():
@@ -137,10 +143,13 @@ def test_results_in_a_random_order_are_those_of_the_recorded_runs():
     graphs = [("ring", 4), ("ring", 8), ("torus", 8), ("ring", 16), ("torus", 16)]
     for graph, cell in zip(graphs, line, strict=True):
         own = [r.metrics for r in runs if (r.metrics.topology, r.metrics.agents, r.metrics.method) == (*graph, "codec")]
-        acc, spread, _, bwt = re.fullmatch(r"([\d.]+)( ± ([\d.]+))? / ([+−][\d.]+)", cell.strip()).groups()
-        assert acc == f"{statistics.fmean(metrics.acc for metrics in own):.2f}"
-        assert spread == (f" ± {statistics.stdev(metrics.acc for metrics in own):.2f}" if len(own) > 1 else None)
-        assert bwt == f"{statistics.fmean(metrics.bwt for metrics in own):+.1f}".replace("-", "−")
+        bwt = statistics.fmean(metrics.bwt for metrics in own)
+        assert cell.strip() == f"{said([metrics.acc for metrics in own])} / {said([bwt], '+.1f')}"
+    others = finished([ROOT / "benchmarks" / "split-miniimagenet-orders" / name for name in ("shuffled_2", "others")])
+    line = re.search(r"^\| four others \|.*$", page, re.M)[0]
+    assert len(others) == 4
+    for run in others:
+        assert f"{said([run.metrics.acc])} / {said([run.metrics.bwt], '+.1f')}" in line
 
 
 def test_results_beside_a_server_are_those_of_the_recorded_runs():
@@ -152,19 +161,16 @@ def test_results_beside_a_server_are_those_of_the_recorded_runs():
         own = [run.metrics for run in runs if run.folder.parent == row]
         sent = [(one.traffic.train_bytes + one.traffic.boundary_bytes) / one.agents / 1e9 for one in own]
         line = next(line for line in page.splitlines() if f"sends {statistics.fmean(sent):.1f} GB" in line)
-        for scores, form in ([one.acc for one in own], ".2f"), ([one.bwt for one in own], "+.2f"):
-            spread = f" ± {statistics.stdev(scores):.2f}" if len(own) > 1 else ""
-            assert f"{statistics.fmean(scores):{form}}{spread}".replace("-", "−") in line.replace("**", "")
+        assert said([one.acc for one in own]) in line
+        assert said([one.bwt for one in own], "+.2f") in line
 
 
 def test_results_of_gpm_are_those_of_the_recorded_runs():
     page = (ROOT / "benchmarks" / "gpm.md").read_text()
     runs = [run.metrics for run in finished([ROOT / "benchmarks" / "gpm" / "split-cifar100-gpm-codec-ring1"])]
-    acc, bwt = [run.acc for run in runs], [run.bwt for run in runs]
     cells = re.search(r"^\| `split-cifar100-gpm` \|.*$", page, re.M)[0].split("|")
-    assert cells[2].strip() == str(len(runs))
-    assert cells[3].strip() == f"{statistics.fmean(acc):.2f} ± {statistics.stdev(acc):.2f}"
-    assert cells[4].strip() == f"{statistics.fmean(bwt):+.2f} ± {statistics.stdev(bwt):.2f}".replace("-", "−")
+    found = [str(len(runs)), said([run.acc for run in runs]), said([run.bwt for run in runs], "+.2f")]
+    assert [cell.strip() for cell in cells[2:5]] == found
 
 
 def test_the_command_for_uneven_data_is_what_was_recorded():

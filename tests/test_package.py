@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import codecl
-from codecl.files import package_digest
+from codecl.files import code_digest
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_the_wheel_runs_the_quickstart_outside_the_checkout(built, tmp_path):
     assert codec["bwt"] > dpsgd["bwt"]
     assert (tmp_path / codec["folder"] / "model" / "body.safetensors").is_file()
     environment = json.loads((tmp_path / codec["folder"] / "environment.json").read_text())
-    assert (environment["commit"], environment["code"]) == (None, package_digest())
+    assert (environment["commit"], environment["code"]) == (None, code_digest())
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -159,12 +159,8 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("codecl"))
 
 
-def package_digest() -> str:
+def code_digest(package: Path = Path(__file__).parent) -> str:
     """Of the package's Python and YAML files: the same for a checkout, a copy of it and what pip installed."""
-    return digest_of(Path(__file__).parent)
-
-
-def digest_of(package: Path) -> str:
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".yaml")]
     digest = hashlib.sha256()
     for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):

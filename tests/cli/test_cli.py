@@ -13,7 +13,7 @@ import yaml
 
 import codecl
 from codecl.exchange.topology import TOPOLOGIES
-from codecl.files import digest_of, package_digest
+from codecl.files import code_digest
 from codecl.methods import METHODS
 from codecl.runs.grid import grid as configs
 from codecl.runs.grid import setting
@@ -67,7 +67,7 @@ def test_help(cli, tmp_path):
 
 
 def test_version_and_module(cli, tmp_path):
-    version = f"codecl {codecl.__version__}, code {package_digest()}"
+    version = f"codecl {codecl.__version__}, code {code_digest()}"
     assert cli("--version", cwd=tmp_path).stdout.strip() == version
     done = subprocess.run([sys.executable, "-m", "codecl", "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip() == version
@@ -76,16 +76,16 @@ def test_version_and_module(cli, tmp_path):
 def test_the_digest_of_the_code_is_that_of_its_files_wherever_they_lie(tmp_path):
     package = Path(codecl.__file__).parent
     shutil.copytree(package, copy := tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
-    assert digest_of(copy) == package_digest()
+    assert code_digest(copy) == code_digest()
     (copy / "notes.txt").write_text("no code")
     preset = copy / "runs" / "presets" / "quickstart.yaml"
     preset.write_bytes(preset.read_bytes().replace(b"\n", b"\r\n"))
-    assert digest_of(copy) == package_digest()
+    assert code_digest(copy) == code_digest()
     preset.write_text(preset.read_text() + "\n")
-    assert digest_of(copy) != package_digest()
+    assert code_digest(copy) != code_digest()
     (copy / "runs" / "machine.py").rename(copy / "runs" / "machines.py")
     preset.write_bytes((package / "runs" / "presets" / "quickstart.yaml").read_bytes())
-    assert digest_of(copy) != package_digest()
+    assert code_digest(copy) != code_digest()
 
 
 def test_lists(cli, tmp_path):
@@ -181,7 +181,7 @@ def test_json_is_all_that_is_printed(cli, tmp_path):
     assert json.loads((tmp_path / run["folder"] / "metrics.json").read_text())["acc"] == run["acc"]
     environment = json.loads((tmp_path / run["folder"] / "environment.json").read_text())
     assert environment["codecl"] == codecl.__version__
-    assert environment["code"] == package_digest()
+    assert environment["code"] == code_digest()
     assert environment["device"] == "cpu"
 
 

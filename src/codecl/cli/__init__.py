@@ -24,9 +24,9 @@ def start(
 ) -> None:
     if version:
         from codecl import __version__
-        from codecl.files import package_digest
+        from codecl.files import code_digest
 
-        typer.echo(f"codecl {__version__}, code {package_digest()}")
+        typer.echo(f"codecl {__version__}, code {code_digest()}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

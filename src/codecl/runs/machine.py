@@ -13,7 +13,7 @@ import torch
 
 import codecl
 from codecl.errors import ConfigError, RunFailed
-from codecl.files import package_digest
+from codecl.files import code_digest
 from codecl.seeding import derive
 from codecl.train.execution import multiplying
 
@@ -68,7 +68,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "codecl": codecl.__version__,
-        "code": package_digest(),
+        "code": code_digest(),
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
